@@ -1,0 +1,275 @@
+// Package kvtier_test holds the rules of this repository that a machine can
+// check: which package may import which, one door per library, package
+// comments, names, waiting in tests.
+package kvtier_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kvtier/kvtier/"
+
+// importMap lists, for each package, the packages of this module that it may
+// import. A row is read from the bottom of the system up; a new edge needs a
+// decision record. Tests may open other doors.
+var importMap = map[string][]string{
+	"proto/kvtier/v1":        {},
+	"proto/kvstatus":         {"proto/kvtier/v1", "paging"},
+	"paging":                 {"paging/check"},
+	"paging/check":           {},
+	"paging/check/sabotage":  {},
+	"paging/shm":             {"paging", "paging/check"},
+	"gpu":                    {},
+	"gpu/gputest":            {"gpu"},
+	"gpu/host":               {"gpu", "gpu/host/attn", "paging/shm"},
+	"gpu/host/attn":          {"gpu"},
+	"gpu/cuda":               {"gpu", "gpu/cuda/kernels"},
+	"gpu/cuda/kernels":       {},
+	"tier/policy":            {},
+	"tier":                   {"paging", "paging/check", "paging/check/sabotage", "tier/policy"},
+	"tier/ram":               {"tier", "paging", "paging/check", "paging/check/sabotage", "paging/shm"},
+	"tier/nvme":              {"tier", "paging", "paging/check", "paging/check/sabotage"},
+	"tier/hbm":               {"tier", "paging", "paging/check", "gpu"},
+	"tier/tiertest":          {"tier", "paging"},
+	"client":                 {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
+	"server/placement":       {"paging"},
+	"server/member":          {"server/placement"},
+	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
+	"server/transport":       {"paging", "server/placement"},
+	"server/migrate":         {"paging", "server/placement"},
+	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
+	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
+	"server/servertest":      {"server", "tier", "tier/ram", "gpu/host"},
+	"bench":                  nil, // the client, paging and the package being measured
+	"cmd/kvtier":             nil, // picks drivers and devices: anything
+	"gpu/cuda/check":         nil,
+	"gpu/cuda/testdata/stub": nil,
+}
+
+// doors lists the only packages that may import an outside library.
+var doors = map[string][]string{
+	"github.com/cockroachdb/pebble":        {"tier/nvme"},
+	"github.com/hashicorp/raft":            {"server/directory"},
+	"github.com/hashicorp/memberlist":      {"server/member"},
+	"github.com/dgraph-io/ristretto":       {"server"},
+	"github.com/prometheus/client_golang":  {"server"},
+	"go.opentelemetry.io":                  {"server"},
+	"github.com/ebitengine/purego":         {"gpu/cuda"},
+	"github.com/spf13/cobra":               {"cmd/kvtier"},
+	"github.com/zeebo/blake3":              {"paging"},
+	"github.com/zeebo/xxh3":                {"paging", "gpu/cuda", "bench"},
+	"google.golang.org/grpc":               {"proto/kvtier/v1", "proto/kvstatus", "client", "server", "server/rpc"},
+	"google.golang.org/protobuf":           {"proto/kvtier/v1", "proto/kvstatus", "client", "server", "server/rpc", "server/directory", "cmd/kvtier", "bench"},
+	"golang.org/x/sys/unix":                {"paging/shm", "tier/nvme", "bench", "cmd/kvtier", "server/transport", "gpu/host"},
+	"github.com/HdrHistogram/hdrhistogram": {"bench"},
+	"github.com/vbauerster/mpb":            {"bench", "cmd/kvtier"},
+}
+
+// refused names packages that may not appear in the module at all.
+var refused = map[string]string{
+	"encoding/gob":  "no serialisation that can name types: pages and records have fixed formats",
+	"math/rand":     "use math/rand/v2; randomness of pure code is an argument",
+	"plugin":        "nothing executable is loaded",
+	"io/ioutil":     "deprecated",
+	"unsafe":        "only gpu/ and paging/shm touch raw memory",
+	"runtime/cgo":   "the build needs no C compiler",
+	"net/http/cgi":  "no",
+	"text/template": "formats are fixed",
+}
+
+var unsafeDoors = []string{"gpu", "gpu/host", "gpu/host/attn", "gpu/cuda", "paging/shm"}
+
+var junkNames = []string{"common", "types", "models", "utils", "util", "helpers", "misc", "shared", "base"}
+
+type goFile struct {
+	path string // relative to the root
+	pkg  string // directory
+	test bool
+	file *ast.File
+}
+
+func parseAll(t *testing.T) (*token.FileSet, []goFile) {
+	t.Helper()
+	fset := token.NewFileSet()
+	var files []goFile
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); path != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "gen" || name == "bin" || name == "node_modules") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".pb.go") {
+			return nil
+		}
+		f, err := parser.ParseFile(fset, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		files = append(files, goFile{path: path, pkg: filepath.ToSlash(filepath.Dir(path)), test: strings.HasSuffix(path, "_test.go"), file: f})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fset, files
+}
+
+func TestImportMap(t *testing.T) {
+	_, files := parseAll(t)
+	for _, f := range files {
+		if f.test || f.pkg == "." {
+			continue
+		}
+		allowed, known := importMap[f.pkg]
+		if !known {
+			t.Errorf("%s: package %s is not on the import map: add a row to style_test.go and say why in docs/adr", f.path, f.pkg)
+			continue
+		}
+		for _, imp := range f.file.Imports {
+			checkImport(t, f, strings.Trim(imp.Path.Value, `"`), allowed)
+		}
+	}
+}
+
+func checkImport(t *testing.T, f goFile, path string, allowed []string) {
+	t.Helper()
+	if reason, bad := refused[path]; bad && !(path == "unsafe" && slices.Contains(unsafeDoors, f.pkg)) {
+		t.Errorf("%s imports %s: %s", f.path, path, reason)
+	}
+	if rel, ours := strings.CutPrefix(path, module); ours {
+		if allowed != nil && !slices.Contains(allowed, rel) {
+			t.Errorf("%s imports %s, which is not on its row of the import map (%s)", f.path, rel, strings.Join(allowed, " "))
+		}
+		return
+	}
+	for lib, pkgs := range doors {
+		if (path == lib || strings.HasPrefix(path, lib+"/")) && !slices.Contains(pkgs, f.pkg) {
+			t.Errorf("%s imports %s: its only doors are %s", f.path, path, strings.Join(pkgs, ", "))
+		}
+	}
+}
+
+func TestOnePackageComment(t *testing.T) {
+	_, files := parseAll(t)
+	comments := map[string][]string{}
+	for _, f := range files {
+		if f.test {
+			continue
+		}
+		if _, seen := comments[f.pkg]; !seen {
+			comments[f.pkg] = nil
+		}
+		if f.file.Doc != nil {
+			comments[f.pkg] = append(comments[f.pkg], f.path)
+		}
+	}
+	var pkgs []string
+	for pkg := range comments {
+		pkgs = append(pkgs, pkg)
+	}
+	sort.Strings(pkgs)
+	for _, pkg := range pkgs {
+		if n := len(comments[pkg]); n != 1 && pkg != "." {
+			t.Errorf("package %s has %d package comments, want exactly 1 %v", pkg, n, comments[pkg])
+		}
+		if slices.Contains(junkNames, filepath.Base(pkg)) {
+			t.Errorf("package %s: name the noun it holds", pkg)
+		}
+	}
+}
+
+func TestNoSleepInTests(t *testing.T) {
+	fset, files := parseAll(t)
+	for _, f := range files {
+		if !f.test {
+			continue
+		}
+		bubble := false
+		for _, imp := range f.file.Imports {
+			bubble = bubble || imp.Path.Value == `"testing/synctest"`
+		}
+		ast.Inspect(f.file, func(n ast.Node) bool {
+			if name := selector(n); name == "time.Sleep" && !bubble {
+				t.Errorf("%s: wait for a condition or use testing/synctest, not time.Sleep", fset.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+}
+
+// pure packages decide; they have no clock, goroutine or lock.
+var purePackages = []string{"paging", "tier/policy", "server/placement"}
+
+func TestPurePackages(t *testing.T) {
+	fset, files := parseAll(t)
+	for _, f := range files {
+		if f.test || !slices.Contains(purePackages, f.pkg) {
+			continue
+		}
+		ast.Inspect(f.file, func(n ast.Node) bool {
+			switch name := selector(n); name {
+			case "time.Now", "time.Since", "time.After", "time.NewTimer", "sync.Mutex", "sync.RWMutex", "os.Open", "slog.Default":
+				t.Errorf("%s: %s in a pure package: pass it in", fset.Position(n.Pos()), name)
+			}
+			if _, ok := n.(*ast.GoStmt); ok {
+				t.Errorf("%s: goroutine in a pure package", fset.Position(n.Pos()))
+			}
+			return true
+		})
+	}
+}
+
+func TestFileLength(t *testing.T) {
+	const limit = 600
+	fset, files := parseAll(t)
+	for _, f := range files {
+		if lines := fset.Position(f.file.End()).Line; lines > limit && f.pkg != "." && !strings.HasSuffix(f.path, "_amd64.go") {
+			t.Errorf("%s has %d lines, more than %d: split it by noun", f.path, lines, limit)
+		}
+	}
+}
+
+// TestOnePebbleGet keeps the store's Get, whose bytes die at the closer's
+// Close, inside the one file that wraps it.
+func TestOnePebbleGet(t *testing.T) {
+	_, files := parseAll(t)
+	var callers []string
+	for _, f := range files {
+		if f.test || f.pkg != "tier/nvme" {
+			continue
+		}
+		for _, imp := range f.file.Imports {
+			if strings.HasPrefix(strings.Trim(imp.Path.Value, `"`), "github.com/cockroachdb/pebble/v2") {
+				callers = append(callers, f.path)
+				break
+			}
+		}
+	}
+	if len(callers) > 3 {
+		t.Errorf("pebble is imported by %s: keep it behind the manifest", strings.Join(callers, ", "))
+	}
+}
+
+func selector(n ast.Node) string {
+	sel, ok := n.(*ast.SelectorExpr)
+	if !ok {
+		return ""
+	}
+	if x, ok := sel.X.(*ast.Ident); ok {
+		return fmt.Sprintf("%s.%s", x.Name, sel.Sel.Name)
+	}
+	return ""
+}
