@@ -212,6 +212,10 @@ const (
 	ErrorCode_ERROR_CODE_UNAVAILABLE ErrorCode = 13
 	// What was read was reused meanwhile.
 	ErrorCode_ERROR_CODE_LOST ErrorCode = 14
+	// The stored bytes belong to another page.
+	ErrorCode_ERROR_CODE_IDENTITY_MISMATCH ErrorCode = 15
+	// The medium failed.
+	ErrorCode_ERROR_CODE_IO ErrorCode = 16
 )
 
 // Enum value maps for ErrorCode.
@@ -232,6 +236,8 @@ var (
 		12: "ERROR_CODE_INCOMPATIBLE",
 		13: "ERROR_CODE_UNAVAILABLE",
 		14: "ERROR_CODE_LOST",
+		15: "ERROR_CODE_IDENTITY_MISMATCH",
+		16: "ERROR_CODE_IO",
 	}
 	ErrorCode_value = map[string]int32{
 		"ERROR_CODE_UNSPECIFIED":        0,
@@ -249,6 +255,8 @@ var (
 		"ERROR_CODE_INCOMPATIBLE":       12,
 		"ERROR_CODE_UNAVAILABLE":        13,
 		"ERROR_CODE_LOST":               14,
+		"ERROR_CODE_IDENTITY_MISMATCH":  15,
+		"ERROR_CODE_IO":                 16,
 	}
 )
 
@@ -683,7 +691,7 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\x0fREASON_STOPPING\x10\n" +
 	"\x12\x14\n" +
 	"\x10REASON_CANCELLED\x10\v\x12\x1b\n" +
-	"\x17REASON_ATTACHMENT_ENDED\x10\f*\x99\x03\n" +
+	"\x17REASON_ATTACHMENT_ENDED\x10\f*\xce\x03\n" +
 	"\tErrorCode\x12\x1a\n" +
 	"\x16ERROR_CODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ERROR_CODE_NOT_FOUND\x10\x01\x12\x17\n" +
@@ -700,7 +708,9 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\x11ERROR_CODE_DENIED\x10\v\x12\x1b\n" +
 	"\x17ERROR_CODE_INCOMPATIBLE\x10\f\x12\x1a\n" +
 	"\x16ERROR_CODE_UNAVAILABLE\x10\r\x12\x13\n" +
-	"\x0fERROR_CODE_LOST\x10\x0eB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\x0fERROR_CODE_LOST\x10\x0e\x12 \n" +
+	"\x1cERROR_CODE_IDENTITY_MISMATCH\x10\x0f\x12\x11\n" +
+	"\rERROR_CODE_IO\x10\x10B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_types_proto_rawDescOnce sync.Once
