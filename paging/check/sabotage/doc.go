@@ -1,0 +1,13 @@
+// Package sabotage breaks, on purpose, what a zero in a result guards: with
+// the build tag "sabotage" and KVTIER_SABOTAGE naming switches (separated by
+// commas), the demo and the benches must report non-zero counts. Without the
+// tag every switch is the constant false and its code is not in the binary.
+//
+// Switches:
+//   - skip-verify: checksums of loaded pages are not compared
+//   - neighbour-page: a load answers with the bytes of the slot beside it
+//   - publish-first: the commit record is made durable before the bytes
+//   - reuse-leased-slot: a slot is reused while a lease holds it
+//
+// Safe for concurrent use.
+package sabotage
