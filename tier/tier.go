@@ -43,6 +43,7 @@ type Page struct {
 	Key   paging.Key // paging.StorageKey of ID
 	Bytes uint32     // length, 1 to paging.MaxPageBytes
 	Sum   uint64     // paging.Checksum of the stored bytes
+	Meta  uint64     // the caller's; a durable tier keeps it in the record and Recover brings it back; nobody else reads it
 }
 
 // Ref is where a tier keeps one page. Its meaning is private to the tier; it
