@@ -1,0 +1,159 @@
+package server
+
+import (
+	"path/filepath"
+	"time"
+)
+
+// Off as the value of an address says that nothing listens there.
+const Off = "off"
+
+// Config is everything that a node can be told. A field's zero value means the
+// default that its comment gives.
+type Config struct {
+	// Dir is the data directory: the node's identity and the NVMe tier. Empty: the
+	// node keeps pages in RAM only and has a new identity at each start.
+	Dir string `yaml:"dir"`
+	// Socket is the path of the gRPC unix socket. Empty:
+	// /run/kvtier/kvtier.sock; the command sets one under $XDG_RUNTIME_DIR when it
+	// does not run as root.
+	Socket string `yaml:"socket"`
+	// HandoffSocket is the path of the socket that descriptors are handed over.
+	// Empty: kvtier-fd.sock beside Socket.
+	HandoffSocket string `yaml:"handoff-socket"`
+	// SocketGroup is the group that may use the sockets. Empty: kvtier if that
+	// group exists, else the group of the process.
+	SocketGroup string `yaml:"socket-group"`
+	// Listen is the TCP address of gRPC, for clients that are not co-located, such
+	// as 127.0.0.1:7440. Empty or "off": none.
+	Listen string `yaml:"listen"`
+	// HTTPListen is the address of /metrics, /healthz and /readyz. Empty:
+	// 127.0.0.1:7445. "off": none.
+	HTTPListen string `yaml:"http-listen"`
+
+	// RAMBytes is the budget of the RAM tier, staging included. 0: 4 GiB.
+	RAMBytes Size `yaml:"ram"`
+	// NVMeBytes is the budget of the NVMe tier. 0: 16 GiB with Dir, none without.
+	NVMeBytes Size `yaml:"nvme"`
+	// Policy is the eviction policy. Empty: "default".
+	Policy string `yaml:"policy"`
+	// FlushAfter is the time after its commit in which a page is written to NVMe
+	// while the disk is idle. 0: 10 s.
+	FlushAfter time.Duration `yaml:"flush-after"`
+	// StagingBytes is the writable memory given to an engine that does not say how
+	// much it wants; the most is an eighth of RAMBytes. 0: 64 MiB.
+	StagingBytes Size `yaml:"staging"`
+	// HugePages asks for huge pages under the RAM tier.
+	HugePages bool `yaml:"huge-pages"`
+	// HugeDir is a tmpfs mounted with huge=always to take them from. Empty: the
+	// kernel's pool (MFD_HUGETLB).
+	HugeDir string `yaml:"huge-dir"`
+	// NUMANode binds the RAM tier to a memory node. Absent: it is not bound.
+	NUMANode *int `yaml:"numa-node"`
+
+	// LeaseTTL is the time to live of a lease whose request names none. 0: 60 s.
+	LeaseTTL time.Duration `yaml:"lease-ttl"`
+	// StopWithin bounds a graceful stop. 0: 30 s.
+	StopWithin time.Duration `yaml:"stop-within"`
+	// MaxAttachments bounds the engine processes attached at once. 0: 256.
+	MaxAttachments int `yaml:"max-attachments"`
+	// MaxCallsInFlight bounds the calls that run at once. 0: 1024.
+	MaxCallsInFlight int `yaml:"max-calls-in-flight"`
+	// PrefetchBytes bounds the bytes that prefetches have in flight. 0: a
+	// sixteenth of RAMBytes.
+	PrefetchBytes Size `yaml:"prefetch"`
+
+	// Tenants says who is who. None: every caller of the unix socket is the tenant
+	// "default".
+	Tenants []Tenant `yaml:"tenants"`
+	// TLS of the Listen address.
+	TLS TLS `yaml:"tls"`
+	// Insecure allows listeners beyond this machine without TLS and tokens.
+	Insecure bool `yaml:"insecure"`
+	// OTLPEndpoint is the host:port of an OpenTelemetry collector (gRPC) that
+	// traces are sent to. Empty: no tracing.
+	OTLPEndpoint string `yaml:"otlp-endpoint"`
+
+	// Origins says where a value came from, by the name of its field: "file",
+	// "env" or "flag". It is shown by status and decides nothing.
+	Origins map[string]string `yaml:"-"`
+}
+
+// Tenant is a party whose pages nobody else sees.
+type Tenant struct {
+	// Name, 1 to 64 letters, digits, '-', '_' or '.'.
+	Name string `yaml:"name"`
+	// UIDs are the users whose processes are this tenant on the unix socket.
+	UIDs []uint32 `yaml:"uids"`
+	// Tokens are bearer tokens of this tenant.
+	Tokens []Token `yaml:"tokens"`
+	// RAMBytes is the most that the tenant's pages may take of the RAM tier. 0: all.
+	RAMBytes Size `yaml:"ram"`
+	// NVMeBytes is the same for the NVMe tier. 0: all.
+	NVMeBytes Size `yaml:"nvme"`
+}
+
+// Token is a bearer token: a secret of at least 16 characters.
+type Token struct {
+	// Secret is the token itself.
+	Secret string `yaml:"secret"`
+	// Role is engine, operator or read-only. Empty: engine.
+	Role string `yaml:"role"`
+}
+
+// TLS names the files of a listener's certificate.
+type TLS struct {
+	// Cert and Key are PEM files. Empty: no TLS.
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	// CA is a PEM file of those who sign clients' certificates. Empty: clients
+	// show none.
+	CA string `yaml:"ca"`
+	// ClientAuth refuses clients without a certificate that CA signed.
+	ClientAuth bool `yaml:"client-auth"`
+}
+
+// Defaults.
+const (
+	defaultSocket           = "/run/kvtier/kvtier.sock"
+	defaultRAMBytes         = 4 << 30
+	defaultNVMeBytes        = 16 << 30
+	defaultStagingBytes     = 64 << 20
+	defaultFlushAfter       = 10 * time.Second
+	defaultLeaseTTL         = time.Minute
+	defaultStopWithin       = 30 * time.Second
+	defaultMaxAttachments   = 256
+	defaultMaxCallsInFlight = 1024
+	defaultHTTPListen       = "127.0.0.1:7445"
+	defaultPolicy           = "default"
+	prefetchShare           = 16 // PrefetchBytes is RAMBytes over this
+	stagingShare            = 8  // staging of one attachment is at most RAMBytes over this
+)
+
+func orDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// WithDefaults is c with every zero field replaced by its default.
+func (c Config) WithDefaults() Config {
+	orDefault(&c.Socket, defaultSocket)
+	orDefault(&c.HandoffSocket, filepath.Join(filepath.Dir(c.Socket), "kvtier-fd.sock"))
+	orDefault(&c.Listen, Off)
+	orDefault(&c.HTTPListen, defaultHTTPListen)
+	orDefault(&c.RAMBytes, defaultRAMBytes)
+	if c.Dir != "" {
+		orDefault(&c.NVMeBytes, defaultNVMeBytes)
+	}
+	orDefault(&c.Policy, defaultPolicy)
+	orDefault(&c.FlushAfter, defaultFlushAfter)
+	orDefault(&c.StagingBytes, defaultStagingBytes)
+	orDefault(&c.LeaseTTL, defaultLeaseTTL)
+	orDefault(&c.StopWithin, defaultStopWithin)
+	orDefault(&c.MaxAttachments, defaultMaxAttachments)
+	orDefault(&c.MaxCallsInFlight, defaultMaxCallsInFlight)
+	orDefault(&c.PrefetchBytes, c.RAMBytes/prefetchShare)
+	return c
+}

@@ -1,0 +1,2 @@
+// Package server is a kvtier node.
+package server

@@ -1,0 +1,132 @@
+package rpc
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"strings"
+
+	"github.com/kvtier/kvtier/paging"
+)
+
+// Role is what a caller may do.
+type Role uint8
+
+// Roles. An engine reads and writes pages of its tenant; a read-only caller asks
+// the AdminService; an operator does both.
+const (
+	RoleEngine Role = iota + 1
+	RoleReadOnly
+	RoleOperator
+)
+
+// ParseRole reads "engine", "read-only" or "operator"; empty is engine.
+func ParseRole(s string) (Role, error) {
+	switch s {
+	case "", "engine":
+		return RoleEngine, nil
+	case "read-only":
+		return RoleReadOnly, nil
+	case "operator":
+		return RoleOperator, nil
+	}
+	return 0, fmt.Errorf("role %q: use engine, operator or read-only: %w", s, paging.ErrInvalid)
+}
+
+// DefaultTenant is the tenant of every caller when no tenant is configured.
+const DefaultTenant = "default"
+
+// Caller is who is on the other end, as authenticated.
+type Caller struct {
+	Tenant string
+	Role   Role
+	Admin  bool // may use the AdminService
+	Local  bool // came over the unix socket
+	UID    uint32
+	PID    int32
+}
+
+// Account is one way to be recognised.
+type Account struct {
+	Tenant string
+	UIDs   []uint32
+	Tokens []Token
+}
+
+// Token is a bearer token and its role.
+type Token struct {
+	Secret string
+	Role   Role
+}
+
+// Accounts recognises callers. Immutable.
+type Accounts struct {
+	open   bool // no tenant is configured: everybody is DefaultTenant
+	owner  uint32
+	byUID  map[uint32]string
+	tokens []hashedToken
+}
+
+type hashedToken struct {
+	sum    [sha256.Size]byte
+	tenant string
+	role   Role
+}
+
+// NewAccounts makes the table. owner is the uid that owns the unix socket: it,
+// and root, may use the AdminService there.
+func NewAccounts(accounts []Account, owner uint32) *Accounts {
+	a := &Accounts{open: len(accounts) == 0, owner: owner, byUID: map[uint32]string{}}
+	for _, acc := range accounts {
+		for _, uid := range acc.UIDs {
+			a.byUID[uid] = acc.Tenant
+		}
+		for _, t := range acc.Tokens {
+			a.tokens = append(a.tokens, hashedToken{sha256.Sum256([]byte(t.Secret)), acc.Tenant, t.Role})
+		}
+	}
+	return a
+}
+
+// local recognises the peer of a unix socket. A caller without a tenant may
+// still use the AdminService if it is root or the owner.
+func (a *Accounts) local(uid uint32, pid int32) Caller {
+	c := Caller{Local: true, UID: uid, PID: pid, Admin: uid == 0 || uid == a.owner}
+	if a.open {
+		c.Tenant, c.Role = DefaultTenant, RoleEngine
+	} else if t, ok := a.byUID[uid]; ok {
+		c.Tenant, c.Role = t, RoleEngine
+	}
+	return c
+}
+
+// remote is the caller of a TCP connection before its token is seen.
+func (a *Accounts) remote() Caller {
+	if a.open {
+		return Caller{Tenant: DefaultTenant, Role: RoleEngine}
+	}
+	return Caller{}
+}
+
+// withToken replaces what is known of c by what the authorization header says.
+// All tokens are compared, each in constant time.
+func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
+	secret, ok := strings.CutPrefix(header, "Bearer ")
+	if !ok {
+		return c, fmt.Errorf("authorization header: want \"Bearer <token>\": %w", paging.ErrDenied)
+	}
+	sum := sha256.Sum256([]byte(secret))
+	found := -1
+	for i := range a.tokens {
+		if subtle.ConstantTimeCompare(sum[:], a.tokens[i].sum[:]) == 1 {
+			found = i
+		}
+	}
+	if found < 0 {
+		return c, fmt.Errorf("token not known: %w", paging.ErrDenied)
+	}
+	t := a.tokens[found]
+	c.Tenant, c.Role = t.tenant, t.role
+	c.Admin = t.role == RoleOperator || t.role == RoleReadOnly
+	return c, nil
+}
