@@ -129,13 +129,16 @@ func (l *link) attach(ctx context.Context) error {
 		return fmt.Errorf("attach: the node speaks protocol %d, this client %d: %w", w.GetProtocolVersion(), kvstatus.ProtocolVersion, paging.ErrIncompatible)
 	}
 	tether, err := shm.DialHandoff(ctx, w.GetHandoffSocket())
+	if errors.Is(err, paging.ErrDenied) {
+		return fmt.Errorf("attach: %w", err)
+	}
 	if err != nil {
-		return fmt.Errorf("attach: hand-off socket: %w", errors.Join(paging.ErrUnavailable, err))
+		return fmt.Errorf("attach: %w: %v", paging.ErrUnavailable, err) //nolint:errorlint // whatever it is, the node cannot be reached
 	}
 	l.tether = tether
 	l.extents = newExtentSet(func() { _ = tether.Close() })
 	if err := tether.SendHello(ctx, shm.AttachmentID(w.GetAttachment())); err != nil {
-		return fmt.Errorf("attach: hand-off socket: %w", errors.Join(paging.ErrUnavailable, err))
+		return fmt.Errorf("attach: %w: %v", paging.ErrUnavailable, err) //nolint:errorlint // as above
 	}
 	l.id, l.tenant = w.GetAttachment(), w.GetTenant()
 	if l.ttl = w.GetLeaseTtl().AsDuration(); l.ttl <= 0 {

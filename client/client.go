@@ -157,8 +157,12 @@ func (c *Client) pause(d time.Duration) bool {
 func (c *Client) publish(l *link, why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if why != nil && !errors.Is(why, paging.ErrUnavailable) {
-		why = fmt.Errorf("not attached: %w", errors.Join(paging.ErrUnavailable, why))
+	switch {
+	case why == nil || errors.Is(why, paging.ErrUnavailable):
+	case refused(why):
+		why = fmt.Errorf("not attached: %w: %w", paging.ErrUnavailable, why)
+	default:
+		why = fmt.Errorf("not attached: %w: %v", paging.ErrUnavailable, why) //nolint:errorlint // what the node says of itself, such as closed, is not so of this client
 	}
 	c.why = why
 	c.link.Store(l)

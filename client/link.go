@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/paging/shm"
-	"github.com/kvtier/kvtier/proto/kvstatus"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 )
 
@@ -88,7 +86,7 @@ func (l *link) start() {
 	l.routines.Go(func() { l.mux.write(l.ctx) }) // owner: link; exits with ctx or the stream; bound: 1 a link
 	l.routines.Go(func() {                       // owner: link; exits with the stream; bound: 1 a link
 		err := l.mux.read()
-		l.fail(fmt.Errorf("attachment stream ended: %w", errors.Join(paging.ErrUnavailable, kvstatus.Err(err))))
+		l.fail(fmt.Errorf("attachment stream ended: %w: %v", paging.ErrUnavailable, err)) //nolint:errorlint // what ended this one link says nothing about calls
 	})
 	l.routines.Go(l.receive) // owner: link; exits with the tether or ctx; bound: 1 a link
 }
@@ -99,12 +97,12 @@ func (l *link) receive() {
 	for {
 		extents, err := l.tether.RecvExtents(l.ctx)
 		if err != nil {
-			l.fail(fmt.Errorf("tether ended: %w", errors.Join(paging.ErrUnavailable, err)))
+			l.fail(fmt.Errorf("tether ended: %w: %v", paging.ErrUnavailable, err)) //nolint:errorlint // as above: a closed tether is no closed client
 			return
 		}
 		for i := range extents {
 			if err = l.extents.add(&extents[i]); err != nil {
-				l.fail(fmt.Errorf("extent from the node: %w", err))
+				l.fail(fmt.Errorf("extent from the node: %w: %v", paging.ErrUnavailable, err)) //nolint:errorlint // as above
 				break
 			}
 		}

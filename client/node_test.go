@@ -40,6 +40,7 @@ type testNode struct {
 	ttl          time.Duration
 	mangle       func(*kvtierv1.FetchResponse) // spoils answers
 	holdExtents  chan struct{}                 // extents are handed over once it is closed; nil: at once
+	refuse       error                         // the answer to hello
 	frozen       gate
 
 	server   *grpc.Server
@@ -57,6 +58,7 @@ type testNode struct {
 	namespaces  map[paging.NamespaceID]*paging.Namespace
 	extents     []*testExtent
 	pages       map[testKey]*testPage
+	conns       []net.Conn
 	previous    [][]byte // previous_attachment of each hello
 	released    []uint64
 	revoked     []uint64 // leases whose revocation was answered
@@ -167,8 +169,8 @@ func (n *testNode) run() error {
 	if n.handoff, err = shm.ListenHandoff(filepath.Join(n.dir, "fd"), 0o600, -1); err != nil {
 		return err
 	}
-	n.serving.Go(func() { n.server.Serve(frozenListener{unix, &n.frozen}) })
-	n.serving.Go(func() { n.server.Serve(frozenListener{tcp, &n.frozen}) })
+	n.serving.Go(func() { n.server.Serve(testListener{unix, n}) })
+	n.serving.Go(func() { n.server.Serve(testListener{tcp, n}) })
 	n.serving.Go(n.acceptTethers)
 	return nil
 }
@@ -316,6 +318,9 @@ func (n *testNode) Attach(stream grpc.BidiStreamingServer[kvtierv1.AttachRequest
 		return err
 	}
 	h := first.GetHello()
+	if n.refuse != nil {
+		return kvstatus.Status(n.refuse)
+	}
 	if h.GetProtocolVersion() != kvstatus.ProtocolVersion {
 		return kvstatus.Status(fmt.Errorf("protocol %d: %w", h.GetProtocolVersion(), paging.ErrIncompatible))
 	}
@@ -485,20 +490,33 @@ func (g *gate) pass() {
 	}
 }
 
-// frozenListener makes connections that hear nothing while the gate is shut: to
-// the client the node looks like a stopped process.
-type frozenListener struct {
+// testListener makes connections that can be cut, and that hear nothing while
+// the gate is shut: to the client the node looks like a stopped process.
+type testListener struct {
 	net.Listener
-	gate *gate
+	node *testNode
 }
 
-func (l frozenListener) Accept() (net.Conn, error) {
+func (l testListener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	l.gate.pass()
-	return frozenConn{conn, l.gate}, nil
+	l.node.frozen.pass()
+	l.node.mu.Lock()
+	defer l.node.mu.Unlock()
+	l.node.conns = append(l.node.conns, conn)
+	return frozenConn{conn, &l.node.frozen}, nil
+}
+
+// cut breaks every gRPC connection; the tethers stay.
+func (n *testNode) cut() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, conn := range n.conns {
+		conn.Close()
+	}
+	n.conns = nil
 }
 
 type frozenConn struct {

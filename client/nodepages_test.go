@@ -170,7 +170,7 @@ func (n *testNode) chooseLocked(ns paging.NamespaceID, layout *paging.Layout, pa
 	if set {
 		rows = len(names)
 	} else {
-		resp.UsableBlocks, resp.UsableTokens = uint32(rows), uint64(usable)*uint64(layout.BlockTokens)
+		resp.UsableBlocks, resp.UsableTokens = uint32(rows), uint64(rows)*uint64(layout.BlockTokens)
 		if rows < len(names) {
 			resp.Shortfalls = []*kvtierv1.Shortfall{{Block: uint32(rows), Count: uint32(len(names) - rows), Reason: kvtierv1.Reason_REASON_NOT_FOUND}}
 		}

@@ -141,11 +141,7 @@ func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte) (*Leas
 		AdoptToken: resp.GetAdoptToken(), TTL: resp.GetLeaseTtl().AsDuration(),
 		Parts: r.Parts, link: l, slots: resp.GetSlots(),
 	}
-	most := len(r.Names)
-	if r.PrefixLease != 0 {
-		most = paging.MaxCallBlocks
-	}
-	return lease, l.accept(ctx, lease, l.client.namespace(r.Namespace), most)
+	return lease, l.accept(ctx, lease, l.client.namespace(r.Namespace), r.Mode, len(r.Names))
 }
 
 var errAnswer = fmt.Errorf("the node answered something else: %w", paging.ErrInvalid)
@@ -169,13 +165,13 @@ func (l *link) ask(ctx context.Context, req *kvtierv1.AttachRequest, budget time
 
 // accept checks what the node granted, holds the mappings and puts the lease on
 // the books. What it does not accept it gives back.
-func (l *link) accept(ctx context.Context, lease *Lease, ns *namespace, most int) error {
+func (l *link) accept(ctx context.Context, lease *Lease, ns *namespace, mode Mode, most int) error {
 	if lease.ID == 0 {
 		lease.slots, lease.Rows = nil, 0
 		lease.state.Store(stateFinished)
 		return nil
 	}
-	err := lease.shape(ns, most)
+	err := lease.shape(ns, mode, most)
 	if err == nil {
 		err = l.holdSlots(ctx, lease)
 	}
@@ -194,7 +190,7 @@ func (l *link) accept(ctx context.Context, lease *Lease, ns *namespace, most int
 
 // shape works out the rows and columns of the slot table and checks the lengths
 // of its pages against the layout, if the namespace is known here.
-func (l *Lease) shape(ns *namespace, most int) error {
+func (l *Lease) shape(ns *namespace, mode Mode, most int) error {
 	if l.Parts == 0 && ns != nil {
 		l.Parts = ns.Layout.AllParts()
 	}
@@ -206,8 +202,8 @@ func (l *Lease) shape(ns *namespace, most int) error {
 		return fmt.Errorf("slot table of %d bytes for %d parts: %w", len(l.slots), l.cols, paging.ErrInvalid)
 	}
 	l.Rows = refs / l.cols
-	if l.Rows > most || len(l.Tiers) != l.Rows && len(l.Tiers) != 0 {
-		return fmt.Errorf("%d rows and %d tiers for %d blocks: %w", l.Rows, len(l.Tiers), most, paging.ErrInvalid)
+	if l.Rows > most || l.Usable > l.Rows || mode == ModePrefix && l.Usable != l.Rows || len(l.Tiers) != l.Rows && len(l.Tiers) != 0 {
+		return fmt.Errorf("%d usable blocks, %d rows and %d tiers for %d blocks: %w", l.Usable, l.Rows, len(l.Tiers), most, paging.ErrInvalid)
 	}
 	if l.TTL <= 0 {
 		l.TTL = l.link.ttl
@@ -258,7 +254,7 @@ func (c *Client) Adopt(ctx context.Context, token []byte, parts paging.PartSet) 
 		ID: resp.GetLeaseId(), Usable: int(resp.GetUsableBlocks()), Parts: paging.PartSet(resp.GetParts()),
 		link: l, slots: resp.GetSlots(),
 	}
-	if err := l.accept(ctx, lease, nil, paging.MaxCallBlocks); err != nil {
+	if err := l.accept(ctx, lease, nil, ModeSet, paging.MaxCallBlocks); err != nil {
 		return nil, fmt.Errorf("adopt: %w", err)
 	}
 	return lease, nil

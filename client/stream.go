@@ -260,7 +260,7 @@ func (in *incoming) end() error {
 	}) - in.first
 	if usable = max(usable, 0); usable < l.Usable {
 		l.Usable, l.Rows = usable, usable
-		l.UsableTokens = int64(in.first+usable) * int64(in.ns.Layout.BlockTokens)
+		l.UsableTokens = int64(usable) * int64(in.ns.Layout.BlockTokens)
 		if len(l.Tiers) > usable {
 			l.Tiers = l.Tiers[:usable]
 		}
