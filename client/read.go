@@ -139,7 +139,10 @@ func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte) (*Leas
 		ID: resp.GetLeaseId(), Usable: int(resp.GetUsableBlocks()), UsableTokens: int64(resp.GetUsableTokens()),
 		Tiers: octets[Tier](resp.GetTiers()), Shortfalls: shortfalls(resp.GetShortfalls()),
 		AdoptToken: resp.GetAdoptToken(), TTL: resp.GetLeaseTtl().AsDuration(),
-		Parts: r.Parts, link: l, slots: resp.GetSlots(),
+		Parts: paging.PartSet(resp.GetParts()), link: l, slots: resp.GetSlots(),
+	}
+	if lease.Parts == 0 {
+		lease.Parts = r.Parts
 	}
 	return lease, l.accept(ctx, lease, l.client.namespace(r.Namespace), r.Mode, len(r.Names))
 }

@@ -24,6 +24,7 @@ func encodeFetch(res *FetchResult, out *kvtierv1.FetchResponse) {
 	out.UsableBlocks = uint32(res.Usable)
 	out.UsableTokens = res.Tokens
 	out.Slots = res.Slots
+	out.Parts = uint64(res.Parts)
 	out.Tiers = res.Tiers
 	out.Shortfalls = encodeShort(res.Short)
 	out.AdoptToken = nil

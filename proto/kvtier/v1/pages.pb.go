@@ -1682,7 +1682,9 @@ type FetchResponse struct {
 	// Token for Adopt, 16 bytes. Empty unless for_group.
 	AdoptToken []byte `protobuf:"bytes,7,opt,name=adopt_token,json=adoptToken,proto3" json:"adopt_token,omitempty"`
 	// Time to live of the lease.
-	LeaseTtl      *durationpb.Duration `protobuf:"bytes,8,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
+	LeaseTtl *durationpb.Duration `protobuf:"bytes,8,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
+	// Part set that the columns of slots stand for. 0: as asked for.
+	Parts         uint64 `protobuf:"varint,9,opt,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1771,6 +1773,13 @@ func (x *FetchResponse) GetLeaseTtl() *durationpb.Duration {
 		return x.LeaseTtl
 	}
 	return nil
+}
+
+func (x *FetchResponse) GetParts() uint64 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
 }
 
 // Shortfall says why blocks were not granted.
@@ -4109,7 +4118,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\tfor_group\x18\n" +
 	" \x01(\bR\bforGroup\x12\x1f\n" +
 	"\vfirst_block\x18\v \x01(\rR\n" +
-	"firstBlock\"\xaf\x02\n" +
+	"firstBlock\"\xc5\x02\n" +
 	"\rFetchResponse\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12#\n" +
 	"\rusable_blocks\x18\x02 \x01(\rR\fusableBlocks\x12#\n" +
@@ -4121,7 +4130,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"shortfalls\x12\x1f\n" +
 	"\vadopt_token\x18\a \x01(\fR\n" +
 	"adoptToken\x126\n" +
-	"\tlease_ttl\x18\b \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"\x9e\x01\n" +
+	"\tlease_ttl\x18\b \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12\x14\n" +
+	"\x05parts\x18\t \x01(\x04R\x05parts\"\x9e\x01\n" +
 	"\tShortfall\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12)\n" +
