@@ -71,7 +71,7 @@ func (l *Layout) UsablePrefix(n int, parts PartSet, have func(block int) PartSet
 		return 0
 	}
 	step := l.step(parts)
-	every, spread := l.split(parts)
+	every, sparse := l.split(parts)
 	usable := 0
 	// A missing page of a `last n` part at position b leaves out the prefixes of
 	// b+1 to b+n blocks, whatever comes later: first is the shortest prefix that
@@ -79,8 +79,8 @@ func (l *Layout) UsablePrefix(n int, parts PartSet, have func(block int) PartSet
 	first := 0
 	due := parts
 	for b, next := 0, step; b < n; b++ {
-		if spread {
-			due = l.PagesAt(b, parts)
+		if sparse != 0 {
+			due = parts&^sparse | l.PagesAt(b, sparse)
 		}
 		if missing := due &^ have(b); missing != 0 {
 			if missing&every != 0 {
@@ -101,17 +101,19 @@ func (l *Layout) UsablePrefix(n int, parts PartSet, have func(block int) PartSet
 	return usable
 }
 
-// split returns the parts of which every page is needed, and whether a part has
+// split returns the parts of which every page is needed, and those that have
 // fewer pages than blocks.
-func (l *Layout) split(parts PartSet) (every PartSet, spread bool) {
+func (l *Layout) split(parts PartSet) (every, sparse PartSet) {
 	for s := parts; s != 0; s &= s - 1 {
 		i := bits.TrailingZeros64(uint64(s))
 		if l.Parts[i].LastBlocks == 0 {
 			every = every.With(i)
 		}
-		spread = spread || l.Parts[i].BlocksPerPage > 1
+		if l.Parts[i].BlocksPerPage > 1 {
+			sparse = sparse.With(i)
+		}
 	}
-	return every, spread
+	return every, sparse
 }
 
 // step is the least number of blocks at which a page of each part ends; some
