@@ -46,7 +46,9 @@ func shardOf(k placement.BlockKey) int { return int(k[15]) }
 
 // bucketOf is the digest bucket of a block: four buckets lie in one shard, so
 // that a repair looks at the shards of its buckets only.
-func bucketOf(k placement.BlockKey) int { return shardOf(k)*bucketsPerShard + int(k[14])%bucketsPerShard }
+func bucketOf(k placement.BlockKey) int {
+	return shardOf(k)*bucketsPerShard + int(k[14])%bucketsPerShard
+}
 
 // home is the first slot to look at: keys are hashes, so their first bytes are.
 func (s *claimShard) home(k placement.BlockKey) int {

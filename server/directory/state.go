@@ -119,6 +119,8 @@ func (s *State) apply(c *kvtierv1.DirectoryCommand) (Result, error) {
 		return s.claimRepair(c.ClaimRepair), nil
 	case *kvtierv1.DirectoryCommand_DropClaims:
 		return s.dropClaims(c.DropClaims), nil
+	case *kvtierv1.DirectoryCommand_Tick:
+		return OK, nil
 	case *kvtierv1.DirectoryCommand_JoinNode:
 		return s.joinNode(c.JoinNode), nil
 	case *kvtierv1.DirectoryCommand_SetNodeState:

@@ -226,17 +226,13 @@ func (w *world) repair(t *testing.T, i int) {
 func TestReplicasAgreeThroughSnapshots(t *testing.T) {
 	seed := testSeed(t)
 	w := newWorld(seed, 5, 3)
-	steps := 20_000
-	if testing.Short() {
-		steps = 2_000
-	}
-	for i := range steps {
+	for i := range randomSteps {
 		w.step(t)
-		if w.r.IntN(400) == 0 { // one replica goes through a snapshot
+		if w.r.IntN(randomSteps/40) == 0 { // one replica goes through a snapshot
 			victim := w.r.IntN(3)
 			w.replicas[victim] = throughSnapshot(t, w.replicas[victim])
 		}
-		if i%2_000 == 0 {
+		if i%(randomSteps/4) == 0 {
 			w.check(t)
 		}
 	}
@@ -292,7 +288,7 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := buf.Bytes()
-	for range 500 {
+	for range 200 {
 		b := bytes.Clone(whole)
 		if w.r.IntN(2) == 0 {
 			b = b[:w.r.IntN(len(b))]

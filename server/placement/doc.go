@@ -6,7 +6,12 @@
 // arrive as arguments.
 package placement
 
-import "encoding/hex"
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/kvtier/kvtier/paging"
+)
 
 // NodeID names a node: 16 bytes that its data directory keeps.
 type NodeID [16]byte
@@ -25,3 +30,12 @@ type BlockKey [16]byte
 
 // String is lower-case hex.
 func (k BlockKey) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseNodeID reads what NodeID.String wrote.
+func ParseNodeID(s string) (id NodeID, err error) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(id) {
+		return id, fmt.Errorf("node id %q is not 32 hex digits: %w", s, paging.ErrInvalid)
+	}
+	return NodeID(b), nil
+}

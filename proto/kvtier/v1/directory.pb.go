@@ -176,6 +176,7 @@ type DirectoryCommand struct {
 	//	*DirectoryCommand_ClaimBatch
 	//	*DirectoryCommand_ClaimRepair
 	//	*DirectoryCommand_DropClaims
+	//	*DirectoryCommand_Tick
 	Command       isDirectoryCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -304,6 +305,15 @@ func (x *DirectoryCommand) GetDropClaims() *DropClaims {
 	return nil
 }
 
+func (x *DirectoryCommand) GetTick() *Tick {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_Tick); ok {
+			return x.Tick
+		}
+	}
+	return nil
+}
+
 type isDirectoryCommand_Command interface {
 	isDirectoryCommand_Command()
 }
@@ -348,6 +358,11 @@ type DirectoryCommand_DropClaims struct {
 	DropClaims *DropClaims `protobuf:"bytes,10,opt,name=drop_claims,json=dropClaims,proto3,oneof"`
 }
 
+type DirectoryCommand_Tick struct {
+	// Nothing but the time: proves that the leader can commit.
+	Tick *Tick `protobuf:"bytes,11,opt,name=tick,proto3,oneof"`
+}
+
 func (*DirectoryCommand_JoinNode) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_SetNodeState) isDirectoryCommand_Command() {}
@@ -363,6 +378,45 @@ func (*DirectoryCommand_ClaimBatch) isDirectoryCommand_Command() {}
 func (*DirectoryCommand_ClaimRepair) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_DropClaims) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_Tick) isDirectoryCommand_Command() {}
+
+// Tick moves the clock of the state machine.
+type Tick struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tick) Reset() {
+	*x = Tick{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tick) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tick) ProtoMessage() {}
+
+func (x *Tick) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tick.ProtoReflect.Descriptor instead.
+func (*Tick) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{1}
+}
 
 // JoinNode tells the cluster about a start of a node.
 type JoinNode struct {
@@ -385,7 +439,7 @@ type JoinNode struct {
 
 func (x *JoinNode) Reset() {
 	*x = JoinNode{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[1]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +451,7 @@ func (x *JoinNode) String() string {
 func (*JoinNode) ProtoMessage() {}
 
 func (x *JoinNode) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[1]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +464,7 @@ func (x *JoinNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinNode.ProtoReflect.Descriptor instead.
 func (*JoinNode) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{1}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *JoinNode) GetNode() []byte {
@@ -468,7 +522,7 @@ type TierCapacity struct {
 
 func (x *TierCapacity) Reset() {
 	*x = TierCapacity{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[2]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +534,7 @@ func (x *TierCapacity) String() string {
 func (*TierCapacity) ProtoMessage() {}
 
 func (x *TierCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[2]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +547,7 @@ func (x *TierCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierCapacity.ProtoReflect.Descriptor instead.
 func (*TierCapacity) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{2}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *TierCapacity) GetTier() Tier {
@@ -525,7 +579,7 @@ type SetNodeState struct {
 
 func (x *SetNodeState) Reset() {
 	*x = SetNodeState{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[3]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +591,7 @@ func (x *SetNodeState) String() string {
 func (*SetNodeState) ProtoMessage() {}
 
 func (x *SetNodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[3]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +604,7 @@ func (x *SetNodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeState.ProtoReflect.Descriptor instead.
 func (*SetNodeState) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{3}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SetNodeState) GetNode() []byte {
@@ -585,7 +639,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[4]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +651,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[4]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +664,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{4}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RemoveNode) GetNode() []byte {
@@ -631,7 +685,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[5]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +697,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[5]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +710,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{5}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PutNamespace) GetNamespace() []byte {
@@ -677,7 +731,7 @@ type RemoveNamespace struct {
 
 func (x *RemoveNamespace) Reset() {
 	*x = RemoveNamespace{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[6]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -689,7 +743,7 @@ func (x *RemoveNamespace) String() string {
 func (*RemoveNamespace) ProtoMessage() {}
 
 func (x *RemoveNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[6]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -702,7 +756,7 @@ func (x *RemoveNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNamespace.ProtoReflect.Descriptor instead.
 func (*RemoveNamespace) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{6}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RemoveNamespace) GetNamespaceId() []byte {
@@ -732,7 +786,7 @@ type ClaimBatch struct {
 
 func (x *ClaimBatch) Reset() {
 	*x = ClaimBatch{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[7]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +798,7 @@ func (x *ClaimBatch) String() string {
 func (*ClaimBatch) ProtoMessage() {}
 
 func (x *ClaimBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[7]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +811,7 @@ func (x *ClaimBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimBatch.ProtoReflect.Descriptor instead.
 func (*ClaimBatch) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{7}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ClaimBatch) GetNode() []byte {
@@ -809,7 +863,7 @@ type ClaimRepair struct {
 
 func (x *ClaimRepair) Reset() {
 	*x = ClaimRepair{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[8]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +875,7 @@ func (x *ClaimRepair) String() string {
 func (*ClaimRepair) ProtoMessage() {}
 
 func (x *ClaimRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[8]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +888,7 @@ func (x *ClaimRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimRepair.ProtoReflect.Descriptor instead.
 func (*ClaimRepair) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{8}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ClaimRepair) GetNode() []byte {
@@ -896,7 +950,7 @@ type DropClaims struct {
 
 func (x *DropClaims) Reset() {
 	*x = DropClaims{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[9]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -908,7 +962,7 @@ func (x *DropClaims) String() string {
 func (*DropClaims) ProtoMessage() {}
 
 func (x *DropClaims) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[9]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -921,7 +975,7 @@ func (x *DropClaims) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropClaims.ProtoReflect.Descriptor instead.
 func (*DropClaims) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{9}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DropClaims) GetNode() []byte {
@@ -973,7 +1027,7 @@ type DirectoryRecord struct {
 
 func (x *DirectoryRecord) Reset() {
 	*x = DirectoryRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[10]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1039,7 @@ func (x *DirectoryRecord) String() string {
 func (*DirectoryRecord) ProtoMessage() {}
 
 func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[10]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1052,7 @@ func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryRecord.ProtoReflect.Descriptor instead.
 func (*DirectoryRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{10}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DirectoryRecord) GetRecord() isDirectoryRecord_Record {
@@ -1123,7 +1177,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1135,7 +1189,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1202,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1193,7 +1247,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1259,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1272,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeRecord) GetJoined() *JoinNode {
@@ -1276,7 +1330,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1342,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1355,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NamespaceRecord) GetNamespace() []byte {
@@ -1332,7 +1386,7 @@ type ClaimsRecord struct {
 
 func (x *ClaimsRecord) Reset() {
 	*x = ClaimsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1398,7 @@ func (x *ClaimsRecord) String() string {
 func (*ClaimsRecord) ProtoMessage() {}
 
 func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1411,7 @@ func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimsRecord.ProtoReflect.Descriptor instead.
 func (*ClaimsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClaimsRecord) GetShard() uint32 {
@@ -1387,7 +1441,7 @@ type RequestsRecord struct {
 
 func (x *RequestsRecord) Reset() {
 	*x = RequestsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1453,7 @@ func (x *RequestsRecord) String() string {
 func (*RequestsRecord) ProtoMessage() {}
 
 func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1466,7 @@ func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestsRecord.ProtoReflect.Descriptor instead.
 func (*RequestsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RequestsRecord) GetRequestIds() []byte {
@@ -1440,7 +1494,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1506,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1519,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotEnd) GetStateHash() []byte {
@@ -1479,7 +1533,7 @@ var File_kvtier_v1_directory_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xc5\x04\n" +
+	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xec\x04\n" +
 	"\x10DirectoryCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x1e\n" +
@@ -1495,8 +1549,10 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\fclaim_repair\x18\t \x01(\v2\x16.kvtier.v1.ClaimRepairH\x00R\vclaimRepair\x128\n" +
 	"\vdrop_claims\x18\n" +
 	" \x01(\v2\x15.kvtier.v1.DropClaimsH\x00R\n" +
-	"dropClaimsB\t\n" +
-	"\acommand\"\xcd\x01\n" +
+	"dropClaims\x12%\n" +
+	"\x04tick\x18\v \x01(\v2\x0f.kvtier.v1.TickH\x00R\x04tickB\t\n" +
+	"\acommand\"\x06\n" +
+	"\x04Tick\"\xcd\x01\n" +
 	"\bJoinNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x12\n" +
@@ -1600,54 +1656,56 @@ func file_kvtier_v1_directory_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_v1_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvtier_v1_directory_proto_goTypes = []any{
 	(NodeState)(0),           // 0: kvtier.v1.NodeState
 	(DirectoryResult)(0),     // 1: kvtier.v1.DirectoryResult
 	(*DirectoryCommand)(nil), // 2: kvtier.v1.DirectoryCommand
-	(*JoinNode)(nil),         // 3: kvtier.v1.JoinNode
-	(*TierCapacity)(nil),     // 4: kvtier.v1.TierCapacity
-	(*SetNodeState)(nil),     // 5: kvtier.v1.SetNodeState
-	(*RemoveNode)(nil),       // 6: kvtier.v1.RemoveNode
-	(*PutNamespace)(nil),     // 7: kvtier.v1.PutNamespace
-	(*RemoveNamespace)(nil),  // 8: kvtier.v1.RemoveNamespace
-	(*ClaimBatch)(nil),       // 9: kvtier.v1.ClaimBatch
-	(*ClaimRepair)(nil),      // 10: kvtier.v1.ClaimRepair
-	(*DropClaims)(nil),       // 11: kvtier.v1.DropClaims
-	(*DirectoryRecord)(nil),  // 12: kvtier.v1.DirectoryRecord
-	(*SnapshotHeader)(nil),   // 13: kvtier.v1.SnapshotHeader
-	(*NodeRecord)(nil),       // 14: kvtier.v1.NodeRecord
-	(*NamespaceRecord)(nil),  // 15: kvtier.v1.NamespaceRecord
-	(*ClaimsRecord)(nil),     // 16: kvtier.v1.ClaimsRecord
-	(*RequestsRecord)(nil),   // 17: kvtier.v1.RequestsRecord
-	(*SnapshotEnd)(nil),      // 18: kvtier.v1.SnapshotEnd
-	(Tier)(0),                // 19: kvtier.v1.Tier
+	(*Tick)(nil),             // 3: kvtier.v1.Tick
+	(*JoinNode)(nil),         // 4: kvtier.v1.JoinNode
+	(*TierCapacity)(nil),     // 5: kvtier.v1.TierCapacity
+	(*SetNodeState)(nil),     // 6: kvtier.v1.SetNodeState
+	(*RemoveNode)(nil),       // 7: kvtier.v1.RemoveNode
+	(*PutNamespace)(nil),     // 8: kvtier.v1.PutNamespace
+	(*RemoveNamespace)(nil),  // 9: kvtier.v1.RemoveNamespace
+	(*ClaimBatch)(nil),       // 10: kvtier.v1.ClaimBatch
+	(*ClaimRepair)(nil),      // 11: kvtier.v1.ClaimRepair
+	(*DropClaims)(nil),       // 12: kvtier.v1.DropClaims
+	(*DirectoryRecord)(nil),  // 13: kvtier.v1.DirectoryRecord
+	(*SnapshotHeader)(nil),   // 14: kvtier.v1.SnapshotHeader
+	(*NodeRecord)(nil),       // 15: kvtier.v1.NodeRecord
+	(*NamespaceRecord)(nil),  // 16: kvtier.v1.NamespaceRecord
+	(*ClaimsRecord)(nil),     // 17: kvtier.v1.ClaimsRecord
+	(*RequestsRecord)(nil),   // 18: kvtier.v1.RequestsRecord
+	(*SnapshotEnd)(nil),      // 19: kvtier.v1.SnapshotEnd
+	(Tier)(0),                // 20: kvtier.v1.Tier
 }
 var file_kvtier_v1_directory_proto_depIdxs = []int32{
-	3,  // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
-	5,  // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
-	6,  // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
-	7,  // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
-	8,  // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
-	9,  // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
-	10, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
-	11, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
-	4,  // 8: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
-	19, // 9: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
-	0,  // 10: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
-	13, // 11: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
-	14, // 12: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
-	15, // 13: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
-	16, // 14: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
-	17, // 15: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
-	18, // 16: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
-	3,  // 17: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
-	0,  // 18: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	4,  // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
+	6,  // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
+	7,  // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
+	8,  // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
+	9,  // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
+	10, // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
+	11, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
+	12, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
+	3,  // 8: kvtier.v1.DirectoryCommand.tick:type_name -> kvtier.v1.Tick
+	5,  // 9: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
+	20, // 10: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
+	0,  // 11: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
+	14, // 12: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
+	15, // 13: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
+	16, // 14: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
+	17, // 15: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
+	18, // 16: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
+	19, // 17: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
+	4,  // 18: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
+	0,  // 19: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_directory_proto_init() }
@@ -1665,8 +1723,9 @@ func file_kvtier_v1_directory_proto_init() {
 		(*DirectoryCommand_ClaimBatch)(nil),
 		(*DirectoryCommand_ClaimRepair)(nil),
 		(*DirectoryCommand_DropClaims)(nil),
+		(*DirectoryCommand_Tick)(nil),
 	}
-	file_kvtier_v1_directory_proto_msgTypes[10].OneofWrappers = []any{
+	file_kvtier_v1_directory_proto_msgTypes[11].OneofWrappers = []any{
 		(*DirectoryRecord_Header)(nil),
 		(*DirectoryRecord_Node)(nil),
 		(*DirectoryRecord_Namespace)(nil),
@@ -1680,7 +1739,7 @@ func file_kvtier_v1_directory_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_directory_proto_rawDesc), len(file_kvtier_v1_directory_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
