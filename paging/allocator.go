@@ -333,6 +333,25 @@ func (a *Allocator) Owner(p Place) (uint32, bool) {
 	return a.slabs[s].owner(i), true
 }
 
+// SetOwner changes who owns the slot in use that begins at p; false if none does.
+func (a *Allocator) SetOwner(p Place, owner uint32) bool {
+	s, i, ok := a.locate(p)
+	if ok {
+		a.slabs[s].note(i, owner, a.slabs[s].slack(i))
+	}
+	return ok
+}
+
+// PageSize is the size of the page in the slot in use that begins at p, without
+// rounding; 0 if there is none.
+func (a *Allocator) PageSize(p Place) uint64 {
+	s, i, ok := a.locate(p)
+	if !ok {
+		return 0
+	}
+	return a.classes[a.slabs[s].class].usage.SlotBytes - uint64(a.slabs[s].slack(i))
+}
+
 // SlotSize is the bytes of the slot in use that begins at p, 0 if there is none.
 func (a *Allocator) SlotSize(p Place) uint64 {
 	s, _, ok := a.locate(p)

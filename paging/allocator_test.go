@@ -517,3 +517,21 @@ func TestAllocatorRestoreOverSpare(t *testing.T) {
 	}
 	a.verify(t)
 }
+
+func TestAllocatorSetOwner(t *testing.T) {
+	a := extents(t, AllocatorConfig{}, 0, mib)
+	p, ok := a.Alloc(5000, 7)
+	if !ok {
+		t.Fatal("no slot")
+	}
+	if !a.SetOwner(p, 8) || a.PageSize(p) != 5000 {
+		t.Errorf("after SetOwner the page has %d bytes, want 5000", a.PageSize(p))
+	}
+	if owner, ok := a.Owner(p); owner != 8 || !ok {
+		t.Errorf("owner %d, %v, want 8", owner, ok)
+	}
+	a.Free(p)
+	if a.SetOwner(p, 9) || a.PageSize(p) != 0 {
+		t.Errorf("a free slot has an owner or a page of %d bytes", a.PageSize(p))
+	}
+}

@@ -12,7 +12,7 @@ import (
 
 // survives closes a tier and finds its pages again, twice.
 func (s Subject) survives(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	rng := rand.New(rand.NewPCG(Seed(t), 2))
 	want := map[tier.Page]uint64{}
 	var bytes int64
@@ -96,7 +96,7 @@ func (s Subject) namespaces(t *testing.T) {
 	if !ok {
 		t.Fatal("a tier with Reopen is not Durable")
 	}
-	defer func() { d.Close() }()
+	t.Cleanup(func() { closeQuietly(d) })
 	p, b := Page(second.ID(), 1, 4096)
 	refs := make([]tier.Ref, 1)
 	if err := d.Store(t.Context(), []tier.Page{p}, [][]byte{b}, []uint32{1}, refs); !errors.Is(err, paging.ErrUnknownNamespace) {

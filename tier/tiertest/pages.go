@@ -46,15 +46,17 @@ func Identity(ns paging.NamespaceID, n uint64, b []byte) tier.Page {
 	}
 }
 
-// FillPage writes the bytes of page number n into b.
+// FillPage writes the bytes of page number n into b: a block of 4 KiB that
+// derives from ns and n, repeated, each time with its number in front.
 func FillPage(b []byte, ns paging.NamespaceID, n uint64) {
 	rng := rand.New(rand.NewPCG(n, binary.LittleEndian.Uint64(ns[:])))
-	for len(b) >= 8 {
-		binary.LittleEndian.PutUint64(b, rng.Uint64())
-		b = b[8:]
+	var block [4096]byte
+	for i := 0; i < len(block); i += 8 {
+		binary.LittleEndian.PutUint64(block[i:], rng.Uint64())
 	}
-	for i := range b {
-		b[i] = byte(rng.Uint64())
+	for i := uint64(0); len(b) > 0; i++ {
+		binary.LittleEndian.PutUint64(block[:], n^i<<32)
+		b = b[copy(b, block[:]):]
 	}
 }
 

@@ -22,7 +22,7 @@ type Subject struct {
 }
 
 // Budget is the budget of most tests; a subject may prepare for it.
-const Budget = 64 << 20
+const Budget = 16 << 20
 
 // Run runs the suite. Every tier passes all of it.
 func Run(t *testing.T, s Subject) {
@@ -51,13 +51,16 @@ type harness struct {
 	ns paging.NamespaceID
 }
 
-func (s Subject) open(t *testing.T, budget int64) *harness {
+func (s Subject) open(t *testing.T) *harness {
 	t.Helper()
 	ns := Namespace(1)
-	h := &harness{t: t, tr: s.Open(t, budget, ns), ns: ns.ID()}
-	t.Cleanup(func() { h.tr.Close() })
+	h := &harness{t: t, tr: s.Open(t, Budget, ns), ns: ns.ID()}
+	t.Cleanup(func() { closeQuietly(h.tr) })
 	return h
 }
+
+// closeQuietly ends what a test that failed, or closed it itself, left behind.
+func closeQuietly(tr tier.Tier) { _ = tr.Close() }
 
 // store stores one page and returns where.
 func (h *harness) store(p tier.Page, b []byte, owner uint32) (tier.Ref, error) {
@@ -107,7 +110,7 @@ func (h *harness) checkUsage(pages, pageBytes int64) {
 }
 
 func (s Subject) roundTrip(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	sizes := []uint32{1, 7, 4095, 4096, 4097, 8192, 65535, 65536, 65537, 256 << 10, 1<<20 + 5, 2 << 20, 3<<20 - 4096}
 	type stored struct {
 		p tier.Page
@@ -140,7 +143,7 @@ func (s Subject) roundTrip(t *testing.T) {
 }
 
 func (s Subject) wrongArguments(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	p, b := Page(h.ns, 1, 4096)
 	refs := make([]tier.Ref, 1)
 	for name, err := range map[string]error{
@@ -164,7 +167,7 @@ func (s Subject) wrongArguments(t *testing.T) {
 }
 
 func (s Subject) wrongSum(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	p, r := h.mustStore(1, 10000)
 	wrong := p
 	wrong.Sum++
@@ -175,7 +178,7 @@ func (s Subject) wrongSum(t *testing.T) {
 }
 
 func (s Subject) wrongIdentity(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	a, _ := h.mustStore(1, 20000)
 	_, r := h.mustStore(2, 20000)
 	if err := h.tr.Load(t.Context(), a, r, make([]byte, a.Bytes)); !errors.Is(err, paging.ErrCorrupt) {
@@ -185,7 +188,7 @@ func (s Subject) wrongIdentity(t *testing.T) {
 
 // full stores until there is no room, and again once there is.
 func (s Subject) full(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	const size = 1 << 20
 	type stored struct {
 		p tier.Page
@@ -221,7 +224,7 @@ func (s Subject) full(t *testing.T) {
 
 // partOfABatch offers one call more than fits.
 func (s Subject) partOfABatch(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	const size, n = 1 << 20, 2 * Budget >> 20
 	pages, src := make([]tier.Page, n), make([][]byte, n)
 	owners, refs := make([]uint32, n), make([]tier.Ref, n)
@@ -249,7 +252,7 @@ func (s Subject) partOfABatch(t *testing.T) {
 
 // randomMix stores, loads and frees pages of all sizes against a map.
 func (s Subject) randomMix(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	rng := rand.New(rand.NewPCG(Seed(t), 1))
 	type stored struct {
 		n uint64
@@ -258,7 +261,7 @@ func (s Subject) randomMix(t *testing.T) {
 	}
 	var live []stored
 	var bytes int64
-	for n := range uint64(Rounds(400)) {
+	for n := range uint64(Rounds(300)) {
 		switch op := rng.IntN(10); {
 		case op < 6:
 			size := uint32(1 + rng.IntN(4096<<rng.IntN(11)))
@@ -296,7 +299,7 @@ func (s Subject) randomMix(t *testing.T) {
 
 // concurrent runs many callers, each with pages of its own.
 func (s Subject) concurrent(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	seed := Seed(t)
 	var wg sync.WaitGroup
 	for g := range 8 {
@@ -364,7 +367,7 @@ func (c *caller) step(t *testing.T) {
 
 // endedContext uses a context that has ended: an answer, or ErrExpired.
 func (s Subject) endedContext(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	p, b := Page(h.ns, 1, 4096)
@@ -392,7 +395,7 @@ func settle(err error) {
 
 // closeWhileBusy closes a tier under load: clean answers, no panic.
 func (s Subject) closeWhileBusy(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	p, r := h.mustStore(1, 50_000)
 	var wg sync.WaitGroup
 	started := make(chan struct{}, 16)
@@ -436,7 +439,7 @@ func (s Subject) closeWhileBusy(t *testing.T) {
 }
 
 func (s Subject) afterClose(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	p, r := h.mustStore(1, 4096)
 	for range 2 {
 		if err := h.tr.Close(); err != nil {
@@ -457,7 +460,7 @@ func (s Subject) afterClose(t *testing.T) {
 
 // reclaim fills a tier with small pages and makes room for a large one.
 func (s Subject) reclaim(t *testing.T) {
-	h := s.open(t, Budget)
+	h := s.open(t)
 	name := func(movable func(uint32) bool) ([]uint32, bool) {
 		switch tr := h.tr.(type) {
 		case tier.Durable:
