@@ -49,6 +49,24 @@ func (t DType) Load(b []byte) float32 {
 	}
 }
 
+// LoadAll reads len(dst) elements from the start of b.
+func (t DType) LoadAll(dst []float32, b []byte) {
+	switch t {
+	case BF16:
+		for i := range dst {
+			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(b[2*i:])) << 16)
+		}
+	case FP16:
+		for i := range dst {
+			dst[i] = halfToFloat(binary.LittleEndian.Uint16(b[2*i:]))
+		}
+	default:
+		for i := range dst {
+			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+		}
+	}
+}
+
 // Store writes v at the start of b, rounded to nearest even.
 func (t DType) Store(b []byte, v float32) {
 	switch t {
