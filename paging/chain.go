@@ -54,7 +54,7 @@ func (c *VLLMChain) Digest() []byte {
 // salt (first block only), digest of prompt embeddings.
 func (c *VLLMChain) Next(tokens []uint32, extra ...ExtraKey) []byte {
 	const null = 0xf6
-	b := append(c.cbor[:0], cborArray<<5|3)
+	b := appendCBORHead(c.cbor[:0], cborArray, 3)
 	b = appendCBORBytes(b, c.Digest())
 	b = appendCBORHead(b, cborArray, uint64(len(tokens)))
 	for _, t := range tokens {

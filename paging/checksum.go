@@ -48,8 +48,7 @@ func sumInto(sums, page []byte) uint64 {
 // CopyChecksum copies src to the start of dst, which must be at least as long,
 // and returns the checksum of what dst then holds: the sum is taken over the
 // stored bytes, so that a writer that changes src meanwhile cannot make a page
-// whose checksum does not match. Each chunk is summed right after it was copied,
-// while it is in the cache.
+// whose checksum does not match. It is summed piece by piece as it is copied.
 func CopyChecksum(dst, src []byte) uint64 {
 	dst = dst[:len(src)]
 	if len(src) <= smallChunks*ChunkBytes {
@@ -67,14 +66,34 @@ func copyLarge(dst, src []byte) uint64 {
 	return copyInto(make([]byte, 8*((len(src)+ChunkBytes-1)/ChunkBytes)), dst, src)
 }
 
-// copyInto is sumInto of dst after each chunk was copied from src.
+// Steps of CopyChecksum. A step of 256 KiB is still in the cache when it is
+// summed. From 1 MiB on Go copies with stores that bypass the cache: where that
+// nearly doubles the speed of a copy (AMD Zen 4), shorter steps would be a quarter
+// slower than a copy of the whole page and a sum; where it gains nothing (Intel
+// Sapphire Rapids) they would be up to a sixth faster than these.
+const (
+	copyStep      = 4 * ChunkBytes
+	copyLargeStep = 16 * ChunkBytes
+)
+
+// copyInto is sumInto of dst after each step was copied from src.
 func copyInto(sums, dst, src []byte) uint64 {
+	step := copyStep
+	if len(src) >= copyLargeStep {
+		step = copyLargeStep
+	}
 	n := 0
-	for off := 0; off < len(src); n += 8 {
-		end := min(off+ChunkBytes, len(src))
+	for off := 0; off < len(src); {
+		end := off + step
+		if end+step > len(src) { // no short copy at the end
+			end = len(src)
+		}
 		copy(dst[off:end], src[off:end])
-		binary.LittleEndian.PutUint64(sums[n:], xxh3.Hash(dst[off:end]))
-		off = end
+		for ; off < end; n += 8 {
+			chunk := dst[off:min(off+ChunkBytes, end)]
+			binary.LittleEndian.PutUint64(sums[n:], xxh3.Hash(chunk))
+			off += len(chunk)
+		}
 	}
 	return xxh3.HashSeed(sums[:n], uint64(len(src)))
 }

@@ -95,6 +95,17 @@ func TestChecksumForms(t *testing.T) {
 	}
 }
 
+// The sum is that of the stored bytes even if the source changes during the
+// copy, here because it lies partly under the destination.
+func TestCopyChecksumSumsWhatIsStored(t *testing.T) {
+	const n = 2 * ChunkBytes
+	b := pattern(n + ChunkBytes)
+	dst := b[ChunkBytes:]
+	if got, want := CopyChecksum(dst, b[:n]), naiveChecksum(pattern(n)); got != want || got != naiveChecksum(dst) {
+		t.Errorf("sum %016x, want %016x; stored is %016x", got, want, naiveChecksum(dst))
+	}
+}
+
 func TestChecksumSeesEveryChange(t *testing.T) {
 	page := pattern(3*ChunkBytes + 5)
 	want := Checksum(page)

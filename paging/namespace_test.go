@@ -137,6 +137,12 @@ func TestFieldsDoNotRunIntoEachOther(t *testing.T) {
 type namespaceVectors struct {
 	About   string            `json:"about"`
 	Vectors []namespaceVector `json:"vectors"`
+	Names   []nameVector      `json:"names"`
+}
+
+type nameVector struct {
+	EngineHash string `json:"engine_hash"`
+	Block      string `json:"block_name"`
 }
 
 type namespaceVector struct {
@@ -151,7 +157,14 @@ type namespaceVector struct {
 
 func TestNamespaceGolden(t *testing.T) {
 	const path = "testdata/namespace_vectors.json"
-	got := namespaceVectors{About: "Namespace ids and storage keys. encoded_hex is the canonical encoding; id is BLAKE3-256(\"kvtier namespace\" then encoding); storage_key is BLAKE3-256(\"kvtier page key.\" then id, block name, part as 32 bits little-endian)."}
+	got := namespaceVectors{About: "Namespace ids and storage keys. encoded_hex is the canonical encoding; id is BLAKE3-256(\"kvtier namespace\" then encoding); storage_key is BLAKE3-256(\"kvtier page key.\" then id, block name, part as 32 bits little-endian). A block name is the engine's hash if that has 32 bytes, else BLAKE3-256(length as 32 bits little-endian, then hash)."}
+	for _, n := range []int{16, 31, 32, 33, 64} {
+		name, err := NameFromEngineHash(pattern(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Names = append(got.Names, nameVector{hex.EncodeToString(pattern(n)), name.String()})
+	}
 	window := plain()
 	window.Layout.Attention, window.Layout.Parts[0].LastBlocks = "window", 128
 	for i, n := range []*Namespace{example(), plain(), window} {

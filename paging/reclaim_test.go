@@ -218,3 +218,22 @@ func TestReclaimIsBoundedAndGoesOn(t *testing.T) {
 		t.Error("one call looked at everything: the bound is not tested")
 	}
 }
+
+// Where a call stopped there may be something else when the next one begins.
+func TestReclaimGoesOnAfterAChange(t *testing.T) {
+	a := extents(t, AllocatorConfig{}, 0, 512*mib)
+	places := fill(a, 4096, 0)
+	if _, ok := a.Reclaim(2*mib, func(o uint32) bool { return o%256 != 255 }); ok || a.cursor.grain == 0 {
+		t.Fatalf("reclaim %v, stopped at %+v: want in the middle", ok, a.cursor)
+	}
+	for _, p := range places {
+		a.Free(p)
+	}
+	if owners, ok := a.Reclaim(512*mib, none); !ok || len(owners) > 0 {
+		t.Errorf("reclaim of an empty extent from its middle: %v, %v", owners, ok)
+	}
+	fill(a, 5*mib, 0)
+	if owners, ok := a.Reclaim(3*mib, all); !ok || len(owners) != 1 {
+		t.Errorf("reclaim %v, %v; want one page", owners, ok)
+	}
+}

@@ -54,7 +54,7 @@ func ListenHandoff(path string, mode fs.FileMode, gid int) (*Listener, error) {
 	listener.SetUnlinkOnClose(false)
 	l := &Listener{listener: listener, path: path}
 	if err := l.publish(temporary, mode, gid); err != nil {
-		listener.Close()
+		_ = listener.Close()
 		os.Remove(temporary)
 		return nil, fmt.Errorf("listen on %s: %w: %w", path, paging.ErrIO, err)
 	}
@@ -74,7 +74,7 @@ func replaceable(path string) error {
 	}
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err == nil {
-		conn.Close()
+		_ = conn.Close()
 	}
 	if err == nil || !errors.Is(err, unix.ECONNREFUSED) {
 		return fmt.Errorf("%w: the socket is in use", paging.ErrUnavailable)

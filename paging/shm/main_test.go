@@ -155,7 +155,7 @@ func attack(fd int) string {
 	return strings.Join(did, ", ")
 }
 
-func mustNil(t *testing.T, err error) {
+func mustNil(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

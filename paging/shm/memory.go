@@ -78,12 +78,12 @@ func CreateExtent(name string, bytes int64, o Options) (*Memory, error) {
 	}
 	if o.NUMANode >= 0 {
 		if err := m.prefer(o.NUMANode); err != nil {
-			m.Close()
+			_ = m.Close()
 			return nil, fmt.Errorf("bind extent %s to NUMA node %d: %w: %w", name, o.NUMANode, paging.ErrInvalid, err)
 		}
 	}
 	if err := m.seal(extentSeals); err != nil {
-		m.Close()
+		_ = m.Close()
 		return nil, fmt.Errorf("seal extent %s: %w: %w", name, paging.ErrIO, err)
 	}
 	return m, nil
@@ -97,7 +97,7 @@ func CreateStaging(name string, bytes int64) (*Memory, error) {
 		return nil, err
 	}
 	if err := m.seal(stagingSeals); err != nil {
-		m.Close()
+		_ = m.Close()
 		return nil, fmt.Errorf("seal staging %s: %w: %w", name, paging.ErrIO, err)
 	}
 	return m, nil
@@ -146,7 +146,7 @@ func memfd(name string, bytes int64, flags int) (*Memory, error) {
 		m.data, err = unix.Mmap(fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	}
 	if err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, err
 	}
 	return m, nil

@@ -46,7 +46,7 @@ type handoff struct{ seq, count uint32 }
 func newTether(conn *net.UnixConn) (*Tether, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	var cred *unix.Ucred
@@ -55,7 +55,7 @@ func newTether(conn *net.UnixConn) (*Tether, error) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err = errors.Join(err, credErr); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	return &Tether{conn: conn, peer: Peer{PID: int(cred.Pid), UID: int(cred.Uid), GID: int(cred.Gid)}}, nil
@@ -303,7 +303,7 @@ func descriptors(control []byte) ([]int, error) {
 
 func closeAll(fds []int) {
 	for _, fd := range fds {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 	}
 }
 
@@ -320,7 +320,7 @@ func (e *Extent) Map() (*Memory, error) {
 // Discard closes the descriptor of a received extent that is not wanted.
 func (e *Extent) Discard() {
 	if e.FD >= 0 {
-		unix.Close(e.FD)
+		_ = unix.Close(e.FD)
 		e.FD = -1
 	}
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // pair is a listener and the two ends of a connection to it.
-func pair(t *testing.T) (daemon, client *Tether) {
+func pair(t testing.TB) (daemon, client *Tether) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fd.sock")
 	l, err := ListenHandoff(path, 0o660, -1)
@@ -233,6 +233,7 @@ func TestReceiverKeepsNoDescriptor(t *testing.T) {
 		{"more descriptors", good, []int{fd, fd, fd}, paging.ErrInvalid},
 		{"no descriptor", good, nil, paging.ErrInvalid},
 		{"too many descriptors", good, many, paging.ErrInvalid},
+		{"more than a frame can have", appendFrame(nil, &frames()[3]), many, paging.ErrInvalid},
 		{"another version", version, []int{fd, fd}, paging.ErrIncompatible},
 		{"an unknown kind of memory", kind, []int{fd, fd}, paging.ErrIncompatible},
 		{"garbage", []byte("garbage"), []int{fd, fd}, paging.ErrInvalid},
