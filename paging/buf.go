@@ -1,6 +1,7 @@
 package paging
 
 import (
+	"math"
 	"sync/atomic"
 
 	"github.com/kvtier/kvtier/paging/check"
@@ -15,6 +16,9 @@ type Buf struct {
 	free func([]byte)
 	refs atomic.Int64
 }
+
+// dead is a count that no misuse after a recovered panic brings back to life.
+const dead = math.MinInt64 / 2
 
 // NewBuf makes a buffer of data with one reference. free is called once, with
 // data, by the Release that ends the last one; nil: nothing is to be done.
@@ -35,6 +39,7 @@ func (b *Buf) Bytes() []byte {
 // Ref adds a reference, which the caller must release, and returns b.
 func (b *Buf) Ref() *Buf {
 	if b.refs.Add(1) <= 1 {
+		b.refs.Store(dead)
 		panic("paging: reference to a buffer that was given back")
 	}
 	return b
@@ -47,6 +52,7 @@ func (b *Buf) Release() {
 	case n > 0:
 		return
 	case n < 0:
+		b.refs.Store(dead)
 		panic("paging: buffer released more often than referenced")
 	}
 	data := b.data

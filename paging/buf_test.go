@@ -23,12 +23,9 @@ func TestBuf(t *testing.T) {
 	if freed != 1 {
 		t.Fatalf("given back %d times", freed)
 	}
-	for what, misuse := range map[string]func(){
-		"Release": b.Release,
-		"Ref":     func() { b.Ref() },
-	} {
-		if !panics(misuse) {
-			t.Errorf("%s after the end does not panic", what)
+	for i, misuse := range []func(){func() { b.Ref() }, b.Release, func() { b.Ref() }, b.Release} {
+		if !panics(misuse) || freed != 1 {
+			t.Errorf("misuse %d after the end does not panic, or gives back again (%d times)", i, freed)
 		}
 	}
 	NewBuf(nil, nil).Release()
