@@ -42,7 +42,7 @@ var importMap = map[string][]string{
 	"tier/tiertest":          {"tier", "paging"},
 	"client":                 {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server/placement":       {"paging"},
-	"server/member":          {"server/placement"},
+	"server/member":          {"paging", "server/placement"},
 	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
 	"server/transport":       {"paging", "server/placement"},
 	"server/migrate":         {"paging", "server/placement"},
