@@ -42,9 +42,13 @@ func chain(number, n int) []paging.BlockName {
 // fillPage writes the content that the page of a block and part must have.
 func fillPage(name paging.BlockName, part int, dst []byte) {
 	seed := binary.LittleEndian.Uint64(name[:])<<32 ^ binary.LittleEndian.Uint64(name[8:])<<8 ^ uint64(part)
-	for i := 0; i+8 <= len(dst); i += 8 {
+	const period = 1016 // divides neither slots nor pieces of a stream: shifted bytes differ
+	for i := 0; i+8 <= min(period, len(dst)); i += 8 {
 		seed = seed*6364136223846793005 + 1442695040888963407
 		binary.LittleEndian.PutUint64(dst[i:], seed)
+	}
+	for n := period; n < len(dst); n *= 2 {
+		copy(dst[n:], dst[:n])
 	}
 }
 

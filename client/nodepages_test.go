@@ -164,7 +164,7 @@ func (n *testNode) chooseLocked(ns paging.NamespaceID, layout *paging.Layout, pa
 		return n.haveLocked(ns, names[position-first])
 	}
 	set := mode == kvtierv1.FetchMode_FETCH_MODE_SET
-	resp := &kvtierv1.FetchResponse{}
+	resp := &kvtierv1.FetchResponse{Parts: uint64(parts)}
 	usable := layout.UsablePrefix(first+len(names), parts, have)
 	rows := max(usable-first, 0)
 	if set {

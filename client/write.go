@@ -330,6 +330,9 @@ func (a *Attempt) abort(ctx context.Context) error {
 		return err
 	})
 	a.link.stagingFreed()
+	if a.link.ctx.Err() != nil {
+		return nil // the attempt ended with its attachment
+	}
 	return err
 }
 
