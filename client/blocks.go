@@ -31,32 +31,55 @@ const stagingPoll = 20 * time.Millisecond
 // ErrNoSpace: the staging is too small for one block. o.Rows is not read.
 func (c *Client) WriteBlocks(ctx context.Context, r ReserveRequest, o CommitOptions, fill func(row, part int, dst []byte) error) ([]Outcome, error) {
 	o.Rows = nil
-	outcomes := make([]Outcome, len(r.Names))
-	for next := 0; next < len(r.Names); {
+	w := &blockWriter{client: c, options: o, fill: fill, outcomes: make([]Outcome, len(r.Names)), ask: askFirst}
+	defer w.pass()
+	for w.next < len(r.Names) {
 		round := r
-		round.Names, round.First = r.Names[next:], r.First+next
-		done, err := c.writeRound(ctx, round, o, outcomes[next:], func(row, part int, dst []byte) error {
-			return fill(next+row, part, dst)
-		})
-		if err != nil {
-			return outcomes, err
+		round.Names = r.Names[w.next:min(w.next+w.ask, len(r.Names))]
+		round.First = r.First + w.next
+		if err := w.round(ctx, round); err != nil {
+			return w.outcomes, err
 		}
-		next += done
-		if next < len(r.Names) && full(outcomes[next]) {
+		if w.next < len(r.Names) && full(w.outcomes[w.next]) {
 			break
 		}
 	}
-	return outcomes, nil
+	return w.outcomes, nil
+}
+
+// askFirst and askLeast bound the blocks of one round: asking for many more than
+// the staging takes would send their names over and over.
+const (
+	askFirst = 1024
+	askLeast = 32
+)
+
+// blockWriter is one WriteBlocks under way.
+type blockWriter struct {
+	client   *Client
+	options  CommitOptions
+	fill     func(row, part int, dst []byte) error
+	outcomes []Outcome
+	next     int           // first block that is not decided
+	ask      int           // blocks of the next round
+	turn     chan struct{} // held: this writer is the one that waits for staging
+}
+
+// pass lets another writer wait for staging.
+func (w *blockWriter) pass() {
+	if w.turn != nil {
+		<-w.turn
+		w.turn = nil
+	}
 }
 
 func full(o Outcome) bool { return o == OutcomeNoSpace || o == OutcomeOverQuota }
 
-// writeRound writes the leading blocks that have staging and says how many were
-// decided.
-func (c *Client) writeRound(ctx context.Context, r ReserveRequest, o CommitOptions, outcomes []Outcome, fill func(row, part int, dst []byte) error) (int, error) {
-	a, freed, err := c.reserveSome(ctx, r)
+// round writes the leading blocks that have staging, or waits for some.
+func (w *blockWriter) round(ctx context.Context, r ReserveRequest) error {
+	a, freed, err := w.client.reserveSome(ctx, r)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer a.Abort(context.WithoutCancel(ctx)) //nolint:errcheck // its deadline ends it otherwise
 	decided := len(a.Outcomes)
@@ -64,37 +87,48 @@ func (c *Client) writeRound(ctx context.Context, r ReserveRequest, o CommitOptio
 		if out == OutcomeStagingFull || out == OutcomeNotReached || full(out) {
 			decided = i
 			if full(out) {
-				outcomes[i] = out
+				w.outcomes[w.next+i] = out
 			}
 			break
 		}
 		if out != OutcomeGranted {
-			outcomes[i] = out
+			w.outcomes[w.next+i] = out
 		}
+	}
+	if a.Rows() == 0 && decided == 0 && !full(a.Outcomes[0]) {
+		return w.await(ctx, a.link, freed)
+	}
+	w.pass()
+	if err := w.write(ctx, &r, a); err != nil {
+		return err
+	}
+	w.next += decided
+	w.ask = max(2*decided, askLeast)
+	return nil
+}
+
+// write fills and commits the rows of one attempt.
+func (w *blockWriter) write(ctx context.Context, r *ReserveRequest, a *Attempt) error {
+	if a.Rows() == 0 {
+		return nil
 	}
 	for row := range a.Rows() {
 		for part := range paging.MaxParts {
 			if dst := a.Page(row, part); dst != nil {
-				if err := fill(a.Block(row), part, dst); err != nil {
-					return 0, fmt.Errorf("fill block %s: %w", r.Names[a.Block(row)].Short(), err)
+				if err := w.fill(w.next+a.Block(row), part, dst); err != nil {
+					return fmt.Errorf("fill block %s: %w", r.Names[a.Block(row)].Short(), err)
 				}
 			}
 		}
 	}
-	if a.Rows() > 0 {
-		committed, err := a.Commit(ctx, o)
-		if err != nil {
-			return 0, err
-		}
-		for row, out := range committed {
-			outcomes[a.Block(row)] = out
-		}
-		return decided, nil
+	committed, err := a.Commit(ctx, w.options)
+	if err != nil {
+		return err
 	}
-	if decided == 0 && !full(a.Outcomes[0]) {
-		return 0, c.awaitStaging(ctx, a.link, freed)
+	for row, out := range committed {
+		w.outcomes[w.next+a.Block(row)] = out
 	}
-	return decided, nil
+	return nil
 }
 
 // reserveSome reserves, and returns what is closed when staging is given back
@@ -111,8 +145,21 @@ func (c *Client) reserveSome(ctx context.Context, r ReserveRequest) (*Attempt, <
 	return a, freed, err
 }
 
-// awaitStaging waits until another attempt of this client gives staging back.
-func (c *Client) awaitStaging(ctx context.Context, l *link, freed <-chan struct{}) error {
+// await waits until another attempt of this client gives staging back. Writers
+// take turns: one waits and asks, the others wait for it.
+func (w *blockWriter) await(ctx context.Context, l *link, freed <-chan struct{}) error {
+	if w.turn != l.turn {
+		w.pass()
+		select {
+		case l.turn <- struct{}{}:
+			w.turn = l.turn
+			return nil // staging may have been given back meanwhile
+		case <-ctx.Done():
+			return fmt.Errorf("wait for staging: %w", contextError(ctx))
+		case <-l.ctx.Done():
+			return fmt.Errorf("wait for staging: %w", l.cause())
+		}
+	}
 	alone := !l.writing()
 	timer := time.NewTimer(stagingPoll)
 	defer timer.Stop()

@@ -30,7 +30,6 @@ type Client struct {
 	private atomic.Int64         // bytes of streamed leases
 	staged  atomic.Int64         // bytes of streamed attempts
 	local   atomic.Uint64        // numbers of streamed leases
-	views   atomic.Int64         // open
 	counts  counts
 
 	namespaces atomic.Pointer[map[paging.NamespaceID]*namespace] // replaced under mu

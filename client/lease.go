@@ -147,14 +147,12 @@ func (l *Lease) enter() bool {
 			return false
 		}
 		if l.state.CompareAndSwap(s, s+1) {
-			l.link.client.views.Add(1)
 			return true
 		}
 	}
 }
 
 func (l *Lease) leave() {
-	l.link.client.views.Add(-1)
 	if s := l.state.Add(^uint64(0)); s&viewsMask == 0 && s&stateEnded != 0 {
 		l.finish()
 	}

@@ -40,6 +40,7 @@ type link struct {
 	pinging atomic.Bool   // a unary ping is in flight
 	resting atomic.Bool   // watch has no ticks until it is nudged
 	nudge   chan struct{} // capacity 1
+	turn    chan struct{} // capacity 1: full while a writer waits for staging
 
 	mu        sync.Mutex
 	leases    map[uint64]*Lease
@@ -62,6 +63,7 @@ func newLink(c *Client, conn *grpc.ClientConn) *link {
 	l := &link{
 		client: c, conn: conn, pages: kvtierv1.NewPagesServiceClient(conn),
 		nudge:    make(chan struct{}, 1),
+		turn:     make(chan struct{}, 1),
 		leases:   map[uint64]*Lease{},
 		attempts: map[*Attempt]struct{}{},
 		freed:    make(chan struct{}),

@@ -1,6 +1,9 @@
 package client
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // counts is what a client counts, over all its attachments.
 type counts struct {
@@ -22,8 +25,8 @@ type Metrics struct {
 	Attached      int64 // attachments after the first try
 	Stalls        int64 // times that the node fell silent
 	Unavailable   int64 // calls that failed at once because no node was there
-	Leases        int64 // held now
-	Views         int64 // open now
+	Leases        int64 // held now, not counting streamed ones
+	Views         int64 // open now, of those
 	MappedBytes   int64 // mapped now, of the current attachment
 	PrivateBytes  int64 // of streamed leases and attempts now
 }
@@ -35,12 +38,20 @@ func (c *Client) Metrics() Metrics {
 		CommittedRows: c.counts.committed.Load(), Revoked: c.counts.revoked.Load(), Renewed: c.counts.renewed.Load(),
 		Lost: c.counts.lost.Load(), Corrupt: c.counts.corrupt.Load(), Attached: c.counts.attached.Load(),
 		Stalls: c.counts.stalls.Load(), Unavailable: c.counts.unavailable.Load(),
-		Views: c.views.Load(), PrivateBytes: c.private.Load() + c.staged.Load(),
+		PrivateBytes: c.private.Load() + c.staged.Load(),
 	}
+	c.mu.Lock()
+	links := slices.Clone(c.past)
+	c.mu.Unlock()
 	if l := c.link.Load(); l != nil && l.extents != nil {
 		m.MappedBytes = l.extents.mappedBytes()
+		links = append(links, l)
+	}
+	for _, l := range links {
+		_, views := l.held()
+		m.Views += views
 		l.mu.Lock()
-		m.Leases = int64(len(l.leases))
+		m.Leases += int64(len(l.leases))
 		l.mu.Unlock()
 	}
 	return m

@@ -331,7 +331,7 @@ func (a *Attempt) abort(ctx context.Context) error {
 	})
 	a.link.stagingFreed()
 	if a.link.ctx.Err() != nil {
-		return nil // the attempt ended with its attachment
+		return nil //nolint:nilerr // the attempt ended with its attachment
 	}
 	return err
 }
