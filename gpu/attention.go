@@ -115,8 +115,8 @@ func (a *Attention) validateScalars() error {
 		return attnErr("Scale", int64(a.Scale), "finite", ErrShape)
 	case a.Splits < 0 || a.Splits > MaxSplits:
 		return attnErr("Splits", int64(a.Splits), "0 to 256", ErrShape)
-	case a.Pages < 0 || a.Pages > math.MaxInt32:
-		return attnErr("Pages", int64(a.Pages), "0 to 2^31-1", ErrShape)
+	case a.Pages < 0 || a.Pages > math.MaxInt32 || int64(a.Pages) > maxPool/a.PageStride:
+		return attnErr("Pages", int64(a.Pages), "0 to 2^31-1, and at most 2^48 bytes", ErrShape)
 	case a.Pool%rowAlign != 0:
 		return attnErr("Pool", int64(a.Pool), "a multiple of 16", ErrAlign)
 	case a.Q%rowAlign != 0:

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"fmt"
 	"os"
 )
 
@@ -98,6 +99,26 @@ type Copy struct {
 
 // MaxBatch bounds the entries of one Stream.Copy, so that one batch never holds a stream for long.
 const MaxBatch = 65536
+
+// ValidateCopies checks what can be checked without knowing the memory, for drivers: sizes, and entries that overlap
+// themselves.
+func ValidateCopies(batch []Copy) error {
+	if len(batch) > MaxBatch {
+		return &ArgError{Op: "copy", Arg: "len(batch)", Got: int64(len(batch)), Want: "at most 65536"}
+	}
+	for i, c := range batch {
+		if c.Bytes <= 0 {
+			return &ArgError{Op: "copy", Arg: fmt.Sprintf("batch[%d].Bytes", i), Got: c.Bytes, Want: "a positive size"}
+		}
+		if n := Addr(c.Bytes); n > maxPool || c.Src+n < c.Src || c.Dst+n < c.Dst {
+			return &FaultError{Op: "copy", Addr: c.Src, Bytes: c.Bytes}
+		}
+		if c.Dst < c.Src+Addr(c.Bytes) && c.Src < c.Dst+Addr(c.Bytes) {
+			return &ArgError{Op: "copy", Arg: fmt.Sprintf("batch[%d].Dst", i), Got: int64(c.Dst), Want: "no overlap with the source"}
+		}
+	}
+	return nil
+}
 
 // Stream is a queue of work that the device runs in order. The queue is bounded: a call blocks while it is full.
 type Stream interface {

@@ -50,7 +50,7 @@ func (e *ArgError) Unwrap() []error {
 }
 
 // FaultError names an address range that does not lie in living memory of the device: freed, never allocated, or
-// running past an end.
+// running past an end; or that it may not be written.
 type FaultError struct {
 	Op    string
 	Addr  Addr
@@ -58,7 +58,7 @@ type FaultError struct {
 }
 
 func (e *FaultError) Error() string {
-	return fmt.Sprintf("gpu: %s: %d bytes at %#x are not in living memory", e.Op, e.Bytes, uint64(e.Addr))
+	return fmt.Sprintf("gpu: %s: %d bytes at %#x are not in living memory, or may not be written", e.Op, e.Bytes, uint64(e.Addr))
 }
 
 // Unwrap lets errors.Is match ErrFault.

@@ -82,6 +82,7 @@ func (l *Layout) Validate() error {
 const (
 	rowAlign  = 16      // kernels load 16 bytes at a time
 	maxStride = 1 << 40 // keeps every sum of products below 2^63
+	maxPool   = 1 << 48
 	maxHeads  = 1024
 )
 
