@@ -1,0 +1,289 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// ID is the caller's handle of a block: dense, from 0, reusable once the block
+// has left. 1<<32 − 1 is not a valid ID.
+type ID uint32
+
+// MaxPriority is the highest retention priority.
+const MaxPriority = 100
+
+// Access is what a policy is told about a block that is offered. Hit ignores
+// Key, Weight, Priority and Expires: they are fixed by Insert and Retain.
+type Access struct {
+	Key      uint64 // names the content, also after the block left and returned under another ID
+	Weight   int64  // in units of the capacity, at least 1: bytes of slots, or 1 in a trace
+	Expires  int64  // end of retention on the caller's clock; 0: never
+	Position int32  // index of the block in the chain of its request
+	Length   int32  // blocks in that chain; 0: not known
+	Priority uint8  // retention priority; above MaxPriority counts as MaxPriority
+}
+
+// Policy chooses which of the blocks of one tenant in one tier leaves next. It
+// holds no bytes and evicts nothing itself. See the package comment for the
+// calls that a caller owes it.
+//
+// Not safe for concurrent use. Calling Insert for a resident block, or another
+// method for one that is not resident, is a broken caller and panics.
+type Policy struct {
+	order  order
+	blocks *Blocks
+	used   int64
+	count  int
+	lapsed list // TTL has passed, in order of expiry
+	parked list // blocked when last looked at, the longest unchecked first
+	expiry *expiry
+}
+
+// The work of one Victim call. Pins are found by asking, so a call must be
+// able to pass them; what it passes it parks, so that the next call does not
+// meet it again, and looks back at a few parked ones.
+const (
+	scanLimit    = 64
+	recheckLimit = 16
+	lapseLimit   = 64
+)
+
+// maker is one row of the table of policies.
+type maker struct {
+	name      string
+	headFirst bool
+	order     func(*Blocks, int64) order
+}
+
+func classic(inner func(*Blocks, int64) order) func(*Blocks, int64) order {
+	return func(b *Blocks, capacity int64) order { return newLeveled(b, inner(b, capacity)) }
+}
+
+var makers = []maker{
+	{"default", false, func(b *Blocks, _ int64) order { return newReuse(b) }},
+	{"lru", true, classic(func(b *Blocks, _ int64) order { return newLRU(b) })},
+	{"lru_rev", false, classic(func(b *Blocks, _ int64) order { return newLRU(b) })},
+	{"slru_rev", false, classic(func(b *Blocks, c int64) order { return newSLRU(b, c) })},
+	{"lfu_rev", false, classic(func(*Blocks, int64) order { return newLFU(false, false) })},
+	{"lengthaware", true, classic(func(*Blocks, int64) order { return newLFU(true, false) })},
+	{"lfuda_rev", false, classic(func(*Blocks, int64) order { return newLFU(true, true) })},
+	{"s3fifo_rev", false, classic(func(b *Blocks, c int64) order { return newS3FIFO(b, c) })},
+	{"wtinylfu_rev", false, classic(func(b *Blocks, c int64) order { return newWTinyLFU(b, c) })},
+}
+
+func find(name string) (maker, error) {
+	i := slices.IndexFunc(makers, func(m maker) bool { return m.name == name })
+	if i < 0 {
+		return maker{}, fmt.Errorf("policy: %q: want one of %s", name, strings.Join(Names(), ", "))
+	}
+	return makers[i], nil
+}
+
+// Names lists the policies, "default" first.
+func Names() []string {
+	names := make([]string, len(makers))
+	for i, m := range makers {
+		names[i] = m.name
+	}
+	return names
+}
+
+// HeadFirst reports whether a request's blocks are offered to the named policy
+// from the head of the prompt, not from its tail. False for an unknown name.
+func HeadFirst(name string) bool {
+	m, err := find(name)
+	return err == nil && m.headFirst
+}
+
+// New returns an empty policy for a tier of this capacity, at least 1. blocks
+// may be shared, see Blocks; nil gives the policy its own. The error names the
+// policies there are.
+func New(name string, capacity int64, blocks *Blocks) (*Policy, error) {
+	m, err := find(name)
+	if err != nil {
+		return nil, err
+	}
+	if capacity < 1 {
+		return nil, fmt.Errorf("policy: capacity %d: want at least 1", capacity)
+	}
+	if blocks == nil {
+		blocks = new(Blocks)
+	}
+	return &Policy{
+		order:  m.order(blocks, min(capacity, maxCapacity)),
+		blocks: blocks,
+		lapsed: newList(),
+		parked: newList(),
+		expiry: newExpiry(),
+	}, nil
+}
+
+// maxCapacity leaves room for the multiples of the capacity that policies use.
+const maxCapacity = math.MaxInt64 / 16
+
+// Len is the number of resident blocks.
+func (p *Policy) Len() int { return p.count }
+
+// Used is the weight of all resident blocks.
+func (p *Policy) Used() int64 { return p.used }
+
+// Resize tells the policy of a new capacity, at least 1. It evicts nothing.
+func (p *Policy) Resize(capacity int64) {
+	p.order.resize(min(max(capacity, 1), maxCapacity))
+}
+
+// Insert adds a block that was offered and is now resident.
+func (p *Policy) Insert(id ID, a Access) {
+	n := p.blocks.grown(id)
+	if n.place != absent || id == none {
+		panic(fmt.Sprintf("policy: Insert of block %d, which is resident", id))
+	}
+	*n = node{key: a.Key, weight: max(a.Weight, 1), level: min(a.Priority, MaxPriority), place: ordered}
+	p.count++
+	p.used += n.weight
+	p.expiry.set(id, a.Expires)
+	p.order.insert(id, a)
+}
+
+// Hit records that a resident block was offered again. A block whose TTL had
+// passed is an ordinary block of priority 0 from then on. It does not allocate.
+func (p *Policy) Hit(id ID, a Access) {
+	p.recall(id)
+	p.order.hit(id, a)
+}
+
+// Retain replaces the retention of a resident block: its priority, and the time
+// on the caller's clock at which the block is to leave before all others; 0 is
+// never. It is not a use of the block.
+func (p *Policy) Retain(id ID, priority uint8, expires int64) {
+	n := p.recall(id)
+	if priority = min(priority, MaxPriority); priority != n.level {
+		p.order.hide(id)
+		n.level = priority
+		p.order.show(id, true)
+	}
+	p.expiry.set(id, expires)
+}
+
+// Evict records that a block left for want of room. Policies remember it.
+func (p *Policy) Evict(id ID) { p.leave(id, true) }
+
+// Remove records that a block left for another reason: dropped, corrupt, moved.
+func (p *Policy) Remove(id ID) { p.leave(id, false) }
+
+func (p *Policy) leave(id ID, evicted bool) {
+	n := p.recall(id)
+	p.order.leave(id, evicted)
+	p.expiry.set(id, 0)
+	n.place = absent
+	p.count--
+	p.used -= n.weight
+}
+
+// Victim names the block to evict next: one whose TTL has passed at now, else
+// one of the lowest priority, in the order of the policy. It removes nothing:
+// Evict does. Blocks for which blocked answers true are passed over; nil blocks
+// none. The work of a call is bounded: it asks about at most 96 blocks. False
+// means that none was found among those. The search goes on where it ended, so
+// as long as some block is not blocked, one of the next Len()/16 calls finds it.
+func (p *Policy) Victim(now int64, blocked func(ID) bool) (ID, bool) {
+	p.lapse(now)
+	p.recheck(blocked, recheckLimit)
+	for range scanLimit {
+		id, ok := p.first()
+		if !ok {
+			break
+		}
+		if blocked == nil || !blocked(id) {
+			return id, true
+		}
+		p.park(id)
+	}
+	if p.recheck(blocked, recheckLimit) {
+		return p.first()
+	}
+	return none, false
+}
+
+// first is the next block to leave that is not parked.
+func (p *Policy) first() (ID, bool) {
+	if !p.lapsed.empty() {
+		return p.lapsed.oldest, true
+	}
+	return p.order.next()
+}
+
+// recall brings a resident block back into the order if it was lapsed or parked.
+func (p *Policy) recall(id ID) *node {
+	n := p.blocks.known(id)
+	if n == nil || n.place == absent {
+		panic(fmt.Sprintf("policy: block %d is not resident", id))
+	}
+	switch n.place {
+	case ordered:
+		return n
+	case lapsed:
+		p.blocks.unlink(&p.lapsed, id)
+	case parked:
+		p.blocks.unlink(&p.parked, id)
+	}
+	n.place, n.expired = ordered, false
+	p.order.show(id, true)
+	return n
+}
+
+// lapse takes blocks whose TTL has passed out of the order.
+func (p *Policy) lapse(now int64) {
+	for range lapseLimit {
+		d, ok := p.expiry.first()
+		if !ok || d.at > now {
+			return
+		}
+		id := d.id
+		p.expiry.set(id, 0)
+		n := p.blocks.at(id)
+		if n.place == ordered {
+			p.order.hide(id)
+			p.blocks.pushNewest(&p.lapsed, id)
+			n.place = lapsed
+		}
+		n.level, n.expired = 0, true
+	}
+}
+
+func (p *Policy) park(id ID) {
+	n := p.blocks.at(id)
+	if n.place == lapsed {
+		p.blocks.unlink(&p.lapsed, id)
+	} else {
+		p.order.hide(id)
+	}
+	n.place = parked
+	p.blocks.pushNewest(&p.parked, id)
+}
+
+// recheck puts parked blocks that are no longer blocked back where they came
+// from, and reports whether there were any.
+func (p *Policy) recheck(blocked func(ID) bool, limit int) bool {
+	found := false
+	for ; limit > 0 && !p.parked.empty(); limit-- {
+		id := p.parked.oldest
+		p.blocks.unlink(&p.parked, id)
+		n := p.blocks.at(id)
+		switch {
+		case blocked != nil && blocked(id):
+			p.blocks.pushNewest(&p.parked, id)
+			continue
+		case n.expired:
+			n.place = lapsed
+			p.blocks.pushOldest(&p.lapsed, id)
+		default:
+			n.place = ordered
+			p.order.show(id, false)
+		}
+		found = true
+	}
+	return found
+}
