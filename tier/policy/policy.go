@@ -201,8 +201,12 @@ func (p *Policy) Victim(now int64, blocked func(ID) bool) (ID, bool) {
 		}
 		p.park(id)
 	}
+	// What recheck brings back need not be what is first now: where more blocks
+	// are blocked than one call looks at, one that nobody was asked about may be.
 	if p.recheck(blocked, recheckLimit) {
-		return p.first()
+		if id, ok := p.first(); ok && (blocked == nil || !blocked(id)) {
+			return id, true
+		}
 	}
 	return none, false
 }
