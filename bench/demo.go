@@ -1,0 +1,34 @@
+package bench
+
+import "context"
+
+// Sizes of the demo: the whole trace fits on the NVMe tier and a fraction of a
+// per cent of a real node's memory is all that the RAM tier has, so that most
+// hits come back from NVMe.
+const (
+	demoRAM        = 64 << 20
+	demoNVMe       = 1 << 30
+	demoBlockBytes = 64 << 10
+	// DefaultBlockTokens is the block of the public traces.
+	DefaultBlockTokens = 512
+)
+
+// Demo replays the embedded trace through a node that is killed in the middle.
+// node.Dir is set by it; RAM and NVMe that are 0 get the demo's sizes.
+func Demo(ctx context.Context, node NodeConfig, tempDir string, progress func(done, total int64)) (*DemoReport, error) {
+	trace, err := OpenTrace("")
+	if err != nil {
+		return nil, err
+	}
+	if node.RAM == 0 {
+		node.RAM, node.NVMe = demoRAM, demoNVMe
+	}
+	rep, err := Replay(ctx, ReplayConfig{
+		Trace: trace, BlockBytes: demoBlockBytes, BlockTokens: DefaultBlockTokens, Clients: 1,
+		KillAt: []float64{0.5}, DurableEvery: 8, Seed: 1, Node: node, TempDir: tempDir, Progress: progress,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &DemoReport{ReplayReport: *rep}, nil
+}
