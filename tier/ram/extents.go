@@ -2,6 +2,7 @@ package ram
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -57,8 +58,7 @@ func (a *Arena) newExtent(ctx context.Context) (*extent, error) {
 		return nil, fmt.Errorf("ram tier: %w", err)
 	}
 	if err := mem.Populate(ctx); err != nil {
-		mem.Close()
-		return nil, fmt.Errorf("ram tier: %w", err)
+		return nil, fmt.Errorf("ram tier: %w", errors.Join(err, mem.Close()))
 	}
 	return &extent{mem: mem, gens: shm.Of(mem.Bytes()), table: shm.GenTableBytes(a.cfg.ExtentBytes)}, nil
 }

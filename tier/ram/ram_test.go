@@ -51,7 +51,7 @@ func (a *Arena) liveLocked() (n int) {
 
 func TestConformance(t *testing.T) {
 	tiertest.Run(t, tiertest.Subject{Open: func(t *testing.T, budget int64, namespaces ...*paging.Namespace) tier.Tier {
-		a, err := Open(t.Context(), Config{BudgetBytes: budget, StagingBytes: -1, Tenant: namespaces[0].Tenant})
+		a, err := Open(t.Context(), Config{BudgetBytes: budget, StagingBytes: -1, MaxPageBytes: 4 << 20, Tenant: namespaces[0].Tenant})
 		if err != nil {
 			t.Fatal(err)
 		}

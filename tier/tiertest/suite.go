@@ -489,7 +489,7 @@ func (s Subject) reclaim(t *testing.T) {
 	// round went to a reserve.
 	big, b := Page(h.ns, 1<<40, 4<<20)
 	for range 3 {
-		owners, ok := name(func(o uint32) bool { return refs[o] != 0 && o%7 != 3 || o > 64 })
+		owners, ok := name(func(o uint32) bool { return refs[o] != 0 && o%7 != 3 || o > 31 })
 		if !ok {
 			t.Fatalf("nothing to reclaim among %d pages", len(refs))
 		}

@@ -1,0 +1,256 @@
+package tier
+
+import (
+	"context"
+	"errors"
+	"math/bits"
+
+	"github.com/kvtier/kvtier/paging"
+)
+
+// bringUp loads what is missing of the wanted rows, and leaves in usable, pins
+// and reasons what can be granted. It unlocks while it waits. Each round waits
+// for something or gives something up for good, so it ends, at the latest with
+// ctx.
+func (f *fetch) bringUp(ctx context.Context) {
+	for {
+		if f.req.Resident {
+			f.giveUp(Timeout)
+			return
+		}
+		if err := ctx.Err(); err != nil {
+			f.giveUp(reasonOfContext(err))
+			return
+		}
+		stalled := f.startLoads()
+		if len(f.waits) > 0 || stalled {
+			f.await(ctx, stalled)
+			if f.h.mu.closed {
+				f.giveUp(Stopping)
+				return
+			}
+			f.replan()
+		}
+		if f.resident() {
+			return
+		}
+	}
+}
+
+func reasonOfContext(err error) Reason {
+	if errors.Is(err, context.Canceled) {
+		return Cancelled
+	}
+	return Timeout
+}
+
+// replan decides again after blocks changed or rows were given up.
+func (f *fetch) replan() {
+	f.findAll()
+	f.usable = f.plan()
+	f.pinRows()
+}
+
+// giveUp keeps what can be granted from what is resident, and gives the reason
+// for the rest.
+func (f *fetch) giveUp(r Reason) {
+	if f.req.Mode == ModeSet {
+		for i := range f.usable {
+			if f.missing(i) != 0 {
+				f.reasons[i] = r
+			}
+		}
+		f.replan()
+		return
+	}
+	before := f.usable
+	f.req.Resident = true
+	f.replan()
+	for i := f.usable; i < before; i++ {
+		if f.reasons[i] == NoReason {
+			f.reasons[i] = r
+		}
+	}
+}
+
+// startLoads sees to it that every missing page of the wanted rows is being
+// loaded, and notes the loads in waits. It gives up rows for which there is no
+// room; stalled says that room may come when dirty blocks have been written.
+func (f *fetch) startLoads() (stalled bool) {
+	f.waits = f.waits[:0]
+	for i := 0; i < f.usable; i++ {
+		missing := f.missing(i)
+		if missing == 0 {
+			continue
+		}
+		r := f.loadRow(i, missing)
+		switch {
+		case r == NoReason:
+		case f.req.Mode == ModePrefix && f.shrink(i):
+			i--
+		case f.h.cleanable(f.ns.tenant):
+			return true
+		case f.req.Mode == ModePrefix && len(f.waits) > 0:
+			return false // first see what those loads bring
+		default:
+			f.refuse(i, r)
+		}
+	}
+	return false
+}
+
+// refuse gives up row i, and with ModePrefix all that follow.
+func (f *fetch) refuse(i int, r Reason) {
+	if f.req.Mode == ModeSet {
+		f.reasons[i] = r
+		f.replan()
+		return
+	}
+	before := f.usable
+	f.limit = i
+	f.replan()
+	for i := f.usable; i < before; i++ {
+		f.reasons[i] = r
+	}
+}
+
+// shrink gives up rows at the end of a prefix, so that the room of those that
+// are resident serves row i and the ones after it: a prefix that is longer than
+// RAM is granted from its head. false if that would not help.
+func (f *fetch) shrink(i int) bool {
+	var need, room int64
+	for r := i; r < f.usable; r++ {
+		need += f.ns.slotsOf(f.unstarted(r))
+	}
+	end := f.usable
+	for end > i+1 && room < need {
+		end--
+		if !f.pins[end] {
+			continue
+		}
+		need -= f.ns.slotsOf(f.unstarted(end))
+		if b := f.h.mu.index.at(f.ids[end]); b.pins == 1 {
+			room += f.ns.slotsOf(b.ram)
+		}
+	}
+	if room == 0 {
+		return false
+	}
+	f.refuse(end, NoSpace)
+	return true
+}
+
+// unstarted is the set of missing pages of row i that nobody loads yet.
+func (f *fetch) unstarted(i int) paging.PartSet {
+	missing := f.missing(i)
+	if missing == 0 || !f.h.mu.index.at(f.ids[i]).flags.has(busy) {
+		return missing
+	}
+	return missing &^ f.h.mu.inflight[f.ids[i]].filling()
+}
+
+// loadRow starts or joins the loads of some parts of a row; NoReason if that is done.
+func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
+	h := f.h
+	id := f.ids[i]
+	b := h.mu.index.at(id)
+	f.loaded[i] = true
+	if b.flags.has(busy) {
+		for _, l := range h.mu.inflight[id].loads {
+			if l.open&parts != 0 {
+				f.waits = append(f.waits, wait{i, l})
+				if !l.demanded {
+					h.mu.metrics.PrefetchLate++
+					h.mu.loads.demand(l)
+				}
+				parts &^= l.open
+			}
+		}
+	}
+	if parts == 0 {
+		return NoReason
+	}
+	l, r := h.startLoad(id, b, parts, nil)
+	if r == NoReason {
+		f.waits = append(f.waits, wait{i, l})
+	}
+	return r
+}
+
+// await unlocks until the loads in waits have ended, blocks became clean if
+// stalled, or ctx ended.
+func (f *fetch) await(ctx context.Context, stalled bool) {
+	h := f.h
+	w := newWaiter()
+	for _, x := range f.waits {
+		x.l.waiters = append(x.l.waiters, w)
+		w.left++
+	}
+	loaded, cleaned := w.ch, h.mu.cleaned
+	if len(f.waits) == 0 {
+		loaded = nil
+	}
+	if stalled {
+		h.mu.metrics.CleanWaits++
+		f.ns.tenant.starving++
+		defer func() { f.ns.tenant.starving-- }()
+	} else {
+		cleaned = nil
+		h.mu.metrics.LoadWaits++
+	}
+	h.mu.Unlock()
+	if stalled {
+		h.wakeWriter()
+	}
+	select {
+	case <-loaded:
+	case <-cleaned:
+	case <-ctx.Done():
+	case <-h.ctx.Done():
+	}
+	h.mu.Lock()
+	for _, x := range f.waits {
+		if x.l.reason != NoReason {
+			f.reasons[x.row] = x.l.reason
+		}
+		if x.l.open == 0 {
+			continue
+		}
+		x.l.leave(w)
+		if ctx.Err() != nil && len(x.l.waiters) == 0 {
+			h.cancelLoad(x.l)
+		}
+	}
+}
+
+// startLoad sets slots aside for parts of a block that are on disk and queues
+// their loads. by is the prefetch that wants them, nil if a call does.
+func (h *Hierarchy) startLoad(id blockID, b *block, parts paging.PartSet, by *Promotion) (*load, Reason) {
+	n := h.of(b)
+	l := &load{id: id, parts: parts, open: parts, demanded: by == nil}
+	// The block itself must not be what makes room.
+	h.pin(b)
+	for s := parts; s != 0; s &= s - 1 {
+		part := bits.TrailingZeros64(uint64(s))
+		ref, r := h.allocRAM(n, part, id, by)
+		if r != NoReason {
+			for _, it := range l.items {
+				h.freeAside(n, it.part, it.ram)
+			}
+			h.unpin(id, b)
+			return nil, r
+		}
+		l.items = append(l.items, loadItem{l: l, part: part, ram: ref})
+	}
+	pages := h.pagesOf(b)
+	for i := range l.items {
+		l.items[i].disk = pages[l.items[i].part].disk
+	}
+	f := h.inflightOf(id, b)
+	f.loads = append(f.loads, l)
+	h.mu.loads.push(l, by)
+	for range l.items {
+		h.mu.work.Signal()
+	}
+	return l, NoReason
+}

@@ -1,0 +1,151 @@
+package tier
+
+// Metrics counts what a Hierarchy did since Open, and says what it holds. These
+// hold at every moment:
+//
+//	RequestedBlocks = RAMHitBlocks + DiskHitBlocks + MissedBlocks
+//	RequestedTokens = RAMHitTokens + DiskHitTokens + MissedTokens
+//
+// No byte is copied, read or summed for a RAM hit: BytesCopied is what commits
+// copied, LoadedBytes what disk hits and prefetches read.
+type Metrics struct {
+	// Reads, counted at the end of each Fetch.
+	Lookups         int64 // calls
+	Fetches         int64 // calls
+	RequestedBlocks int64 // blocks named by Fetch
+	RAMHitBlocks    int64 // granted without I/O
+	DiskHitBlocks   int64 // granted after a page was loaded
+	MissedBlocks    int64 // not granted
+	RequestedTokens int64 // tokens of the blocks above
+	RAMHitTokens    int64
+	DiskHitTokens   int64
+	MissedTokens    int64
+	Shortfalls      [reasonsCount]int64 // blocks not granted, by Reason
+	LoadWaits       int64               // times that a Fetch waited for loads
+	CleanWaits      int64               // times that a Fetch or Reserve waited for blocks to be written down
+	LoadedPages     int64               // pages
+	LoadedBytes     int64               // bytes of pages
+	CorruptPages    int64               // loads that failed their checksum
+	IdentityPages   int64               // loads that found another page's bytes
+	LoadErrors      int64               // loads that failed otherwise
+	DroppedCopies   int64               // disk copies dropped after a failed load, pages
+
+	// Writes.
+	Reserves         int64 // calls
+	ReservedBlocks   int64 // blocks granted
+	ExpiredAttempts  int64 // attempts that reached their deadline
+	CommittedBlocks  int64 // blocks
+	CommittedPages   int64 // pages
+	CommittedBytes   int64 // bytes of pages: copied once, from staging to RAM
+	DuplicateBlocks  int64 // blocks committed again with the same bytes
+	DivergentBlocks  int64 // blocks committed again with other bytes
+	NotDurableBlocks int64 // blocks that a durable commit could not bring to disk
+	IncompleteBlocks int64 // blocks dropped because parts did not come in time
+
+	// Between the tiers.
+	StoredBlocks      int64 // blocks written to disk
+	StoredPages       int64 // pages
+	StoredBytes       int64 // bytes of pages
+	StoreErrors       int64 // batches that failed, but for room and bypass
+	Bypasses          int64 // batches refused because the disk is bypassed
+	DiskFullBatches   int64 // batches for which no room could be made
+	EvictedBlocks     int64 // blocks that left RAM for others
+	EvictedBytes      int64 // bytes of their slots
+	EvictedUncopied   int64 // of these, blocks with a page that was nowhere else
+	DiskEvictedBlocks int64 // blocks that left the disk for others
+	DiskEvictedBytes  int64 // bytes of their slots
+	DroppedBlocks     int64 // blocks dropped by request
+	Prefetches        int64 // calls
+	PrefetchBlocks    int64 // blocks admitted
+	PrefetchUseful    int64 // blocks used while a prefetch held them
+	PrefetchLate      int64 // blocks wanted by a Fetch before their prefetch had loaded them
+	PrefetchWasted    int64 // blocks not used in time
+
+	// Now.
+	Blocks         int64 // blocks in the index
+	IndexBytes     int64 // memory of the index, policies not included
+	Namespaces     int64
+	Holds          int64 // not released
+	Attempts       int64 // open
+	RAMLimitBytes  int64 // what pages may take
+	LeasedBytes    int64 // slots in RAM that somebody uses
+	DirtyBytes     int64 // slots in RAM that have to be written down before they can go
+	CleanBytes     int64 // slots in RAM that can be evicted
+	InFlightBytes  int64 // slots in RAM set aside or being loaded
+	PinnedBytes    int64 // slots of blocks held by Pin
+	ForeseenBytes  int64 // slots of blocks held by prefetches
+	DiskBytes      int64 // slots on disk
+	QueueBlocks    int64 // blocks that wait to be written down
+	QueueLoads     int64 // pages that wait to be loaded
+	Bypassed       bool  // the disk takes nothing at present
+	RAMPolicy      string
+	DiskPolicy     string
+	IncompleteOpen int64 // blocks that wait for parts
+}
+
+func (m *Metrics) addTokens(blockTokens int64, requested int, tiers []Kind) {
+	m.RequestedTokens += blockTokens * int64(requested)
+	m.MissedTokens += blockTokens * int64(requested-len(tiers))
+	for _, k := range tiers {
+		switch k {
+		case RAM:
+			m.RAMHitTokens += blockTokens
+		case NVMe:
+			m.DiskHitTokens += blockTokens
+		default:
+			m.MissedTokens += blockTokens
+		}
+	}
+}
+
+// Metrics is a consistent snapshot.
+func (h *Hierarchy) Metrics() Metrics {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := h.mu.metrics
+	m.Blocks = int64(h.mu.index.live)
+	m.IndexBytes = h.mu.index.bytes()
+	m.Namespaces = int64(len(h.mu.byID))
+	m.Attempts = int64(len(h.mu.attempts))
+	m.RAMLimitBytes = h.mu.ramBytes
+	for _, t := range h.mu.tenantList {
+		m.LeasedBytes += t.ram[leased]
+		m.DirtyBytes += t.ram[dirty]
+		m.CleanBytes += t.ram[clean]
+		m.InFlightBytes += t.aside
+		m.PinnedBytes += t.pinned
+		m.ForeseenBytes += t.foreseen
+		m.DiskBytes += t.disk
+		m.QueueBlocks += int64(t.dirtyq.live)
+	}
+	m.QueueBlocks += int64(h.mu.urgent.live)
+	m.QueueLoads = int64(h.mu.loads.waiting)
+	m.Bypassed = h.mu.bypass
+	m.RAMPolicy = h.cfg.RAMPolicy
+	if h.cfg.Durable != nil {
+		m.DiskPolicy = h.cfg.DiskPolicy
+	}
+	m.IncompleteOpen = int64(len(h.mu.incomplete))
+	return m
+}
+
+// TenantUsage is what a tenant uses of each tier.
+type TenantUsage struct {
+	Tenant    string
+	RAMBytes  int64 // slots, those set aside included
+	DiskBytes int64 // slots
+	Quota     Quota
+}
+
+// Tenants lists the tenants that have a namespace, in the order in which they
+// came.
+func (h *Hierarchy) Tenants() []TenantUsage {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	us := make([]TenantUsage, 0, len(h.mu.tenantList))
+	for _, t := range h.mu.tenantList {
+		us = append(us, TenantUsage{Tenant: t.name, RAMBytes: t.ram[leased] + t.ram[dirty] + t.ram[clean] + t.aside,
+			DiskBytes: t.disk, Quota: t.quota})
+	}
+	return us
+}
