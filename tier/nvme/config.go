@@ -45,6 +45,7 @@ type Config struct {
 	keepEvery time.Duration // 0: keepInterval
 	idleAfter time.Duration // 0: giveBackAfter
 	roomBytes int64         // 0: roomReserve
+	growWait  time.Duration // 0: firstGrowWait
 }
 
 // Defaults and bounds of the configuration.
@@ -103,6 +104,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.idleAfter == 0 {
 		c.idleAfter = giveBackAfter
+	}
+	if c.growWait == 0 {
+		c.growWait = firstGrowWait
 	}
 	if c.roomBytes == 0 {
 		c.roomBytes = roomReserve

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,33 +51,45 @@ func openDirectory(vol volume, path string) (*directory, error) {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
 	d := &directory{lock: lock}
-	// Again under the lock: another process may just have created it.
+	if err := d.read(vol, path); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return d, nil
+}
+
+// read looks again, under the lock, as another process may just have created
+// the directory, and writes the format if it is new.
+func (d *directory) read(vol volume, path string) error {
 	formatted, err := checkDirectory(vol, path)
-	if err == nil && !formatted {
-		err = vol.PutFile(formatName, []byte(formatText))
-	}
-	if err == nil {
-		d.entries, err = vol.List(segmentDir)
-	}
-	if err == nil {
-		err = checkSegments(d.entries, path)
-	}
 	if err != nil {
-		lock.Close()
-		return nil, err
+		return err
+	}
+	if !formatted {
+		if err := vol.PutFile(formatName, []byte(formatText)); err != nil {
+			return fmt.Errorf("write %s: %w", filepath.Join(path, formatName), err)
+		}
+	}
+	if d.entries, err = vol.List(segmentDir); err != nil {
+		return err
+	}
+	if err := checkSegments(d.entries, path); err != nil {
+		return err
 	}
 	root, err := vol.List("")
 	if err != nil {
-		lock.Close()
-		return nil, err
+		return err
 	}
 	// The directory of segments is made after the index: if it is there, the
 	// index must be too.
-	d.fresh = true
-	for _, e := range root {
-		d.fresh = d.fresh && e.name != segmentDir
+	d.fresh = !contains(root, segmentDir)
+	if !d.fresh && !contains(root, indexName) {
+		return fmt.Errorf("%s is missing beside its segments: %w", filepath.Join(path, indexName), paging.ErrIncompatible)
 	}
-	return d, nil
+	return nil
+}
+
+func contains(entries []entry, name string) bool {
+	return slices.ContainsFunc(entries, func(e entry) bool { return e.name == name })
 }
 
 // checkDirectory reports whether the format is written there already.
@@ -85,9 +98,7 @@ func checkDirectory(vol volume, path string) (formatted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	for _, e := range entries {
-		formatted = formatted || e.name == formatName
-	}
+	formatted = contains(entries, formatName)
 	for _, e := range entries {
 		switch e.name {
 		case lockName, formatName, formatName + tmpSuffix, "lost+found":

@@ -60,7 +60,7 @@ func (t *Tier) growResult(s *segment, err error) {
 	if err != nil {
 		t.heldBytes -= t.growBytes
 		if !errors.Is(err, paging.ErrClosed) {
-			t.growWait = min(max(2*t.growWait, firstGrowWait), lastGrowWait)
+			t.growWait = min(max(2*t.growWait, t.cfg.growWait), lastGrowWait)
 			t.growAt = time.Now().Add(t.growWait)
 			t.growStop = err.Error()
 			t.counters.growErrors.Add(1)

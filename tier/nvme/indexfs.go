@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +23,7 @@ import (
 type indexFS struct {
 	vfs.FS
 	fenced  chan struct{} // closed: nothing is written through here any more
+	patient atomic.Bool   // after Open: before, a full disk is an error
 	fence1  sync.Once
 	stalled atomic.Int32 // writes that wait for room
 	stall   func()       // called when a write begins to wait
@@ -51,9 +51,15 @@ const (
 	lastRoomWait  = time.Second
 )
 
+// park keeps a goroutine of a Pebble that is given up for good. It must not go
+// on: Pebble would report success for a write that failed, or repeat a flush
+// for ever. Nor may it end: Pebble's deferred unlocks do not hold everywhere,
+// and to unlock an unlocked mutex ends the process. So it stays, with what it
+// has locked; maxReopens bounds how often.
+func park() { select {} }
+
 // write runs op, which changes files, and repeats it while the disk is full.
-// Once fenced it ends the calling goroutine, which is one of Pebble's: an error
-// would make Pebble repeat a flush for ever.
+// Once fenced it does not return.
 func (fs *indexFS) write(op func() error) error {
 	wait := firstRoomWait
 	waiting := false
@@ -62,10 +68,10 @@ func (fs *indexFS) write(op func() error) error {
 			if waiting {
 				fs.stalled.Add(-1)
 			}
-			runtime.Goexit()
+			park()
 		}
 		err := op()
-		if full := isDiskFull(err); !full || err == nil {
+		if err == nil || !isDiskFull(err) || !fs.patient.Load() {
 			if waiting {
 				fs.stalled.Add(-1)
 			}

@@ -67,6 +67,11 @@ func (t *Tier) loadableLocked(p tier.Page, r tier.Ref) (*segment, error) {
 // handRead has a reader do rd and waits for the end of it.
 func (t *Tier) handRead(ctx context.Context, rd *read) error {
 	var err error
+	if ctx.Done() == nil {
+		var c ioClock
+		t.do(rd, &c)
+		return nil
+	}
 	select {
 	case t.reads <- rd:
 	case <-ctx.Done():
@@ -95,16 +100,20 @@ func (t *Tier) reader(clock *ioClock) {
 	for {
 		select {
 		case rd := <-t.reads:
-			clock.begin()
-			rd.err = rd.seg.file.ReadAt(rd.dst, rd.offset)
-			clock.end()
-			t.pace.readEnds()
-			t.unpin(rd.ref)
-			close(rd.done)
+			t.do(rd, clock)
 		case <-t.closing:
 			return
 		}
 	}
+}
+
+func (t *Tier) do(rd *read, clock *ioClock) {
+	clock.begin()
+	rd.err = rd.seg.file.ReadAt(rd.dst, rd.offset)
+	clock.end()
+	t.pace.readEnds()
+	t.unpin(rd.ref)
+	close(rd.done)
 }
 
 // verify compares what was read with what was stored.

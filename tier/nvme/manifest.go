@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,8 +29,8 @@ const (
 )
 
 // manifest is the durable list of pages and namespaces, in Pebble. Every call
-// into Pebble goes through do: Pebble panics when used after Close, and ends
-// the goroutine of whoever finds that its log cannot be written.
+// into Pebble goes through do: Pebble panics when used after Close, and whoever
+// finds that its log cannot be written does not come back.
 type manifest struct {
 	fs      *indexFS
 	log     *slog.Logger
@@ -98,10 +97,14 @@ func openManifest(cfg indexConfig) (*manifest, error) {
 		return nil, fmt.Errorf("open index %s: %w", cfg.dir, markIndexError(err))
 	}
 	m.db = db
+	m.fs.patient.Store(true)
 	return m, nil
 }
 
 func markIndexError(err error) error {
+	if isDiskFull(err) {
+		return fmt.Errorf("%w: %w", err, paging.ErrNoSpace)
+	}
 	if pebble.IsCorruptionError(err) {
 		return fmt.Errorf("%w: %w", err, paging.ErrCorrupt)
 	}
@@ -109,7 +112,7 @@ func markIndexError(err error) error {
 }
 
 // guard runs op on a goroutine of its own (owner: the caller, which waits; it
-// ends with op), as Pebble may end it. errFenced: the index is dead.
+// ends with op), as it may be lost in Pebble. errFenced: the index is dead.
 // errStopped: stop, if not nil, was closed first; op goes on alone.
 func (m *manifest) guard(stop <-chan struct{}, op func() error) error {
 	result := make(chan error, 1)
@@ -318,14 +321,13 @@ func (l *indexLogger) Errorf(format string, args ...any) {
 	l.m.log.Warn("index", "message", fmt.Sprintf(format, args...))
 }
 
-// Fatalf is called when the log or manifest of the index cannot be written. If
-// it returned, Pebble would report success for a write that failed: so the
-// index is marked dead and the goroutine ends.
+// Fatalf is called when the log or manifest of the index cannot be written. It
+// marks the index dead and does not return.
 func (l *indexLogger) Fatalf(format string, args ...any) {
 	reason := fmt.Sprintf(format, args...)
 	if l.m.reason.CompareAndSwap(nil, &reason) {
 		l.m.log.Error("index failed", "reason", reason)
 	}
 	l.m.fs.fence()
-	runtime.Goexit()
+	park()
 }

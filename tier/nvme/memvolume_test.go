@@ -17,6 +17,8 @@ type memVolume struct {
 	fs  vfs.FS
 	dir string
 	*faults
+
+	open map[string]*memFile // by name, to follow renames; guarded by faults.mu
 }
 
 // faults are injected into segment files. Hooks get the name of the file and
@@ -83,7 +85,11 @@ func (v *memVolume) List(dir string) ([]entry, error) {
 }
 
 func (v *memVolume) syncDir(name string) error {
-	d, err := v.fs.OpenDir(filepath.Dir(v.path(name)))
+	parent := filepath.Dir(v.path(name))
+	if parent == "." {
+		parent = "/"
+	}
+	d, err := v.fs.OpenDir(parent)
 	if err != nil {
 		return err
 	}
@@ -93,9 +99,6 @@ func (v *memVolume) syncDir(name string) error {
 func (v *memVolume) Mkdir(dir string) error {
 	if err := v.fs.MkdirAll(v.path(dir), 0o700); err != nil {
 		return err
-	}
-	if dir == "" {
-		return nil
 	}
 	return v.syncDir(dir)
 }
@@ -129,7 +132,7 @@ func (v *memVolume) Create(name string, bytes int64) (file, error) {
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
-	return v.open(name, bytes)
+	return v.openFile(name, bytes)
 }
 
 func (v *memVolume) Open(name string) (file, error) {
@@ -137,21 +140,34 @@ func (v *memVolume) Open(name string) (file, error) {
 	if err != nil {
 		return nil, err
 	}
-	return v.open(name, info.Size())
+	return v.openFile(name, info.Size())
 }
 
-func (v *memVolume) open(name string, bytes int64) (file, error) {
+func (v *memVolume) openFile(name string, bytes int64) (file, error) {
 	f, err := v.fs.OpenReadWrite(v.path(name), vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return nil, err
 	}
-	return &memFile{f: f, v: v, name: name, bytes: bytes}, nil
+	m := &memFile{f: f, v: v, name: name, bytes: bytes}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.open == nil {
+		v.open = map[string]*memFile{}
+	}
+	v.open[name] = m
+	return m, nil
 }
 
 func (v *memVolume) Rename(oldname, newname string) error {
 	if err := v.fs.Rename(v.path(oldname), v.path(newname)); err != nil {
 		return err
 	}
+	v.mu.Lock()
+	if m := v.open[oldname]; m != nil {
+		delete(v.open, oldname)
+		m.name, v.open[newname] = newname, m
+	}
+	v.mu.Unlock()
 	return v.syncDir(newname)
 }
 
@@ -177,10 +193,10 @@ type memFile struct {
 
 func (m *memFile) ReadAt(b []byte, offset int64) error {
 	m.v.mu.Lock()
-	before, after := m.v.before, m.v.read
+	before, after, name := m.v.before, m.v.read, m.name
 	m.v.mu.Unlock()
 	if before != nil {
-		if err := before(m.name); err != nil {
+		if err := before(name); err != nil {
 			return err
 		}
 	}
@@ -191,17 +207,17 @@ func (m *memFile) ReadAt(b []byte, offset int64) error {
 		err = io.ErrUnexpectedEOF
 	}
 	if err == nil && after != nil {
-		err = after(m.name, b, offset)
+		err = after(name, b, offset)
 	}
 	return err
 }
 
 func (m *memFile) WriteAt(bufs [][]byte, offset int64) error {
 	m.v.mu.Lock()
-	write := m.v.write
+	write, name := m.v.write, m.name
 	m.v.mu.Unlock()
 	if write != nil {
-		if err := write(m.name, offset); err != nil {
+		if err := write(name, offset); err != nil {
 			return err
 		}
 	}
@@ -218,10 +234,10 @@ func (m *memFile) WriteAt(bufs [][]byte, offset int64) error {
 
 func (m *memFile) Sync() error {
 	m.v.mu.Lock()
-	hook := m.v.sync
+	hook, name := m.v.sync, m.name
 	m.v.mu.Unlock()
 	if hook != nil {
-		if err := hook(m.name); err != nil {
+		if err := hook(name); err != nil {
 			return err
 		}
 	}

@@ -144,7 +144,10 @@ func (t *Tier) start() {
 func (t *Tier) Kind() tier.Kind { return tier.NVMe }
 
 // closeBound is how long Close waits for I/O that runs.
-const closeBound = 10 * time.Second
+const (
+	closeBound   = 10 * time.Second
+	stalledBound = time.Second
+)
 
 // Close ends running calls with paging.ErrClosed, makes pending removals
 // durable and releases everything. If the disk does not answer within 10 s it
@@ -170,18 +173,28 @@ func (t *Tier) close() error {
 		t.workers.Wait()
 		close(ended)
 	}()
-	bound := time.NewTimer(closeBound)
+	wait := closeBound
+	if m.stalled() {
+		wait = stalledBound // the committer ends when the index is cut off
+	}
+	bound := time.NewTimer(wait)
 	defer bound.Stop()
 	select {
 	case <-ended:
 		return errors.Join(m.close(closeBound), t.releaseFiles())
 	case <-bound.C:
 	}
+	indexErr := m.close(stalledBound)
+	select {
+	case <-ended:
+		return errors.Join(indexErr, t.releaseFiles())
+	default:
+	}
 	go func() { // owner: the process; ends when the disk answers
 		<-ended
 		t.releaseFiles() //nolint:errcheck // nobody is left to be told
 	}()
-	return errors.Join(fmt.Errorf("the disk does not answer: %w", paging.ErrIO), m.close(time.Second))
+	return errors.Join(fmt.Errorf("the disk does not answer: %w", paging.ErrIO), indexErr)
 }
 
 // releaseFiles closes what Open opened, but the index if it was closed before.

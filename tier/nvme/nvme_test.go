@@ -2,7 +2,10 @@ package nvme
 
 import (
 	"context"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +17,31 @@ import (
 	"github.com/kvtier/kvtier/tier/tiertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		os.Exit(m.Run())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// childEnv is set in the processes of inChild.
+const childEnv = "KVTIER_NVME_TEST_CHILD"
+
+// inChild runs a test in a process of its own, where it may leave a Pebble
+// behind that was given up (park). false: this is the parent, and it is done.
+func inChild(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(childEnv) != "" {
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
 
 // Small dimensions for tests in memory.
 const (

@@ -318,9 +318,13 @@ func (t *Tier) writeLater(r *run, bufs [][]byte) {
 	for i, b := range bufs {
 		late[i] = slices.Clone(b)
 	}
-	time.AfterFunc(50*time.Millisecond, func() {
-		if err := r.seg.file.WriteAt(late, r.offset); err != nil {
-			t.log.Warn("sabotaged write", "error", err)
+	t.workers.Go(func() {
+		select {
+		case <-t.closing:
+		case <-time.After(50 * time.Millisecond):
+			if err := r.seg.file.WriteAt(late, r.offset); err != nil {
+				t.log.Warn("sabotaged write", "error", err)
+			}
 		}
 	})
 }
