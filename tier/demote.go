@@ -222,7 +222,16 @@ func (h *Hierarchy) write(b *batch) {
 		h.written(d, b, at, err)
 		at += d.parts.Len()
 	}
+	h.letGo(b)
 	h.broadcastLocked()
+}
+
+// letGo unpins the blocks of a batch, from the head of a chain: see unblock.
+// Requires Hierarchy.mu.
+func (h *Hierarchy) letGo(b *batch) {
+	for _, d := range slices.Backward(b.blocks) {
+		h.unpin(d.id, h.mu.index.at(d.id))
+	}
 }
 
 // store writes the pages of the batch, making room on disk as needed.
@@ -304,8 +313,8 @@ func (h *Hierarchy) storeFailed(err error) {
 	}
 }
 
-// written ends the writing of one block: its pages are refs[at:]. Requires
-// Hierarchy.mu.
+// written ends the writing of one block, which letGo unpins: its pages are
+// refs[at:]. Requires Hierarchy.mu.
 func (h *Hierarchy) written(d dirtyBlock, b *batch, at int, err error) {
 	blk := h.mu.index.at(d.id)
 	refs := b.refs[at : at+d.parts.Len()]
@@ -340,7 +349,6 @@ func (h *Hierarchy) written(d dirtyBlock, b *batch, at int, err error) {
 	} else {
 		h.endDurable(d.id)
 	}
-	h.unpin(d.id, blk)
 }
 
 // abandon lets go of a batch that is not written because the time to stop is up.
@@ -353,6 +361,7 @@ func (h *Hierarchy) abandon(b *batch) {
 		h.written(d, b, at, paging.ErrClosed)
 		at += d.parts.Len()
 	}
+	h.letGo(b)
 	h.endAllDurable()
 	h.broadcastLocked()
 }

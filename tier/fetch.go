@@ -119,10 +119,9 @@ func (hold *Hold) Release() (intact bool) {
 		return intact
 	}
 	h.mu.metrics.Holds--
-	// From the tail, so that blocks that enter the order of eviction here keep
-	// the head of the chain newest.
-	for i := len(hold.ids) - 1; i >= 0; i-- {
-		if id := hold.ids[i]; id != 0 {
+	// From the head: see unblock.
+	for _, id := range hold.ids {
+		if id != 0 {
 			h.unpin(id, h.mu.index.at(id))
 		}
 	}

@@ -171,7 +171,11 @@ func (h *Hierarchy) diskVictim(t *tenant) blockID {
 	return 0
 }
 
-// unblock lets a policy look again at a block that it passed over.
+// unblock lets the RAM policy look again at a block that it passed over. Of
+// several, the one that is to leave first comes last.
 func (h *Hierarchy) unblock(b *block) {
-	b.flags &^= passedOver
+	if b.flags.has(passedOver) && b.frame != 0 && !h.needsCopy(b) {
+		b.flags &^= passedOver
+		h.of(b).tenant.ramOrder.Unblock(policy.ID(b.frame))
+	}
 }

@@ -33,3 +33,33 @@ func TestVictimIsNeverBlocked(t *testing.T) {
 		})
 	}
 }
+
+// TestOrderSurvivesBlocking passes over all blocks and lets go of them again:
+// they leave in the order in which they would have left.
+func TestOrderSurvivesBlocking(t *testing.T) {
+	const blocks = recheckLimit
+	for _, told := range []bool{false, true} {
+		p, err := New("lru_rev", blocks, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id := range ID(blocks) {
+			p.Insert(id, Access{Key: uint64(id), Weight: 1})
+		}
+		if id, ok := p.Victim(0, func(ID) bool { return true }); ok {
+			t.Fatalf("named block %d, which is blocked", id)
+		}
+		if told {
+			for id := range ID(blocks) {
+				p.Unblock(blocks - 1 - id)
+			}
+		}
+		for want := range ID(blocks) {
+			got, ok := p.Victim(0, nil)
+			if !ok || got != want {
+				t.Fatalf("told %v: victim %d (%v), want %d", told, got, ok, want)
+			}
+			p.Evict(got)
+		}
+	}
+}

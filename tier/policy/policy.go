@@ -271,23 +271,47 @@ func (p *Policy) park(id ID) {
 // recheck puts parked blocks that are no longer blocked back where they came
 // from, and reports whether there were any.
 func (p *Policy) recheck(blocked func(ID) bool, limit int) bool {
-	found := false
-	for ; limit > 0 && !p.parked.empty(); limit-- {
+	var free [recheckLimit]ID
+	n := 0
+	for range limit {
+		if p.parked.empty() {
+			break
+		}
 		id := p.parked.oldest
 		p.blocks.unlink(&p.parked, id)
-		n := p.blocks.at(id)
-		switch {
-		case blocked != nil && blocked(id):
+		if blocked != nil && blocked(id) {
 			p.blocks.pushNewest(&p.parked, id)
 			continue
-		case n.expired:
-			n.place = lapsed
-			p.blocks.pushOldest(&p.lapsed, id)
-		default:
-			n.place = ordered
-			p.order.show(id, false)
 		}
-		found = true
+		free[n] = id
+		n++
 	}
-	return found
+	// Each goes to the oldest end, so the one that was parked first goes last.
+	for i := n - 1; i >= 0; i-- {
+		p.restore(free[i])
+	}
+	return n > 0
+}
+
+// restore puts a block that was parked, and is in no list, at the end that leaves
+// first.
+func (p *Policy) restore(id ID) {
+	if n := p.blocks.at(id); n.expired {
+		n.place = lapsed
+		p.blocks.pushOldest(&p.lapsed, id)
+	} else {
+		n.place = ordered
+		p.order.show(id, false)
+	}
+}
+
+// Unblock tells that a resident block which was blocked is so no more, and may
+// leave before all others of its priority again if Victim passed it over. It is
+// an offer of speed: without it, one of the next calls of Victim finds out. Of
+// several blocks, the one that is to leave first is told last.
+func (p *Policy) Unblock(id ID) {
+	if n := p.blocks.known(id); n != nil && n.place == parked {
+		p.blocks.unlink(&p.parked, id)
+		p.restore(id)
+	}
 }
