@@ -415,26 +415,6 @@ func TestLeasesAreRenewedWhileHeld(t *testing.T) {
 	}
 }
 
-func TestRenewalIsBounded(t *testing.T) {
-	n := startTestNode(t)
-	cfg := patient(n)
-	cfg.MaxHold = 250 * time.Millisecond
-	c := open(t, cfg)
-	ns := register(t, c)
-	write(t, c, ns, chain(1, 4))
-	lease, err := c.Fetch(t.Context(), client.FetchRequest{Namespace: ns, Names: chain(1, 4), TTL: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lease.ReleaseAsync()
-	timer := time.NewTimer(time.Second)
-	defer timer.Stop()
-	<-timer.C
-	if got := c.Metrics().Renewed; got < 2 || got > 5 {
-		t.Errorf("%d renewals, want those of 250 ms, one each 50 ms", got)
-	}
-}
-
 func TestRenewNamesWhatIsNotHeld(t *testing.T) {
 	n := startTestNode(t)
 	c := open(t, patient(n))

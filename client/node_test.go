@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,7 @@ type testNode struct {
 	mangle       func(*kvtierv1.FetchResponse) // spoils answers
 	holdExtents  chan struct{}                 // extents are handed over once it is closed; nil: at once
 	refuse       error                         // the answer to hello
+	mute         atomic.Bool                   // fetches are not answered, everything else is
 	frozen       gate
 
 	server   *grpc.Server
@@ -377,6 +379,9 @@ func (a *testAttachment) serve(m *kvtierv1.AttachRequest) error {
 	var err error
 	switch msg := m.GetMessage().(type) {
 	case *kvtierv1.AttachRequest_Fetch:
+		if a.node.mute.Load() {
+			return nil
+		}
 		var resp *kvtierv1.FetchResponse
 		resp, err = a.node.fetch(a, msg.Fetch)
 		out.Message = &kvtierv1.AttachResponse_Fetch{Fetch: resp}

@@ -59,6 +59,8 @@ func FuzzSlots(f *testing.F) {
 	f.Add(paging.AppendSlot(nil, paging.Slot{Extent: fuzzRAM, Bytes: 1, Offset: fuzzBytes}), byte(1), byte(1), true)
 	f.Add(paging.AppendSlot(nil, paging.Slot{Extent: fuzzRAM, Bytes: 1<<32 - 1, Offset: ^uint64(0) - 4095}), byte(1), byte(0), false)
 	f.Add(paging.AppendSlot(nil, paging.Slot{Extent: 9, Bytes: 1, Offset: 4096}), byte(1), byte(0), false)
+	f.Add(paging.AppendSlot(nil, paging.Slot{Extent: fuzzRAM, Bytes: 8192, Offset: fuzzBytes - 4096}), byte(1), byte(0), false)
+	f.Add(paging.AppendSlot(nil, paging.Slot{Extent: fuzzStaging, Bytes: 8192, Offset: fuzzBytes - 4096}), byte(1), byte(0), false)
 	f.Add([]byte{1, 0, 0}, byte(1), byte(0), false)
 
 	past, cancel := context.WithCancel(f.Context())
