@@ -75,6 +75,9 @@ func openDir(path string) (*dataDir, error) {
 	return d, nil
 }
 
+// sub is a directory inside it.
+func (d *dataDir) sub(name string) string { return filepath.Join(d.path, name) }
+
 func (d *dataDir) close() {
 	if d.lock != nil {
 		d.lock.Close()

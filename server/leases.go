@@ -12,10 +12,9 @@ const maxLeases = 65536
 
 // hold is pinned memory: a *tier.Hold, or a share of one.
 type hold interface {
-	// Release gives the pages back. Called once.
-	Release()
-	// Intact reports whether no slot was reused since the hold was made.
-	Intact() bool
+	// Release gives the pages back and reports whether none of their slots was
+	// reused while they were held. Called once.
+	Release() (intact bool)
 }
 
 // lease is an attachment's right to read the slots of a hold. Its deadline is

@@ -165,22 +165,34 @@ func (s *attachStream) read(first chan<- error, next <-chan struct{}) {
 
 // events sends what the node has to say until the stream ends.
 func (s *attachStream) events(readEnd <-chan error) error {
-	var ev Event
 	for {
 		select {
 		case err := <-readEnd:
 			return streamEnd(err)
 		case <-s.att.Ended():
+			if err := s.sendEvents(); err != nil { // that the node stops, for one
+				return err
+			}
 			return s.att.Err()
 		case <-s.stream.Context().Done():
 			return s.stream.Context().Err()
 		case <-s.att.Events():
-		}
-		for s.att.Next(&ev) {
-			if err := s.sendEvent(&ev); err != nil {
+			if err := s.sendEvents(); err != nil {
 				return err
 			}
-			ev = Event{}
+		}
+	}
+}
+
+// sendEvents sends all that the node has to say.
+func (s *attachStream) sendEvents() error {
+	for {
+		var ev Event
+		if !s.att.Next(&ev) {
+			return nil
+		}
+		if err := s.sendEvent(&ev); err != nil {
+			return err
 		}
 	}
 }

@@ -1,0 +1,208 @@
+package server
+
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/tier"
+)
+
+// value is one exported number: a counter if its name ends in _total, else a
+// gauge.
+type value struct {
+	name string // after "kvtier_"
+	help string
+	read func(m *Metrics) float64
+}
+
+func (v *value) kind() prometheus.ValueType {
+	if strings.HasSuffix(v.name, "_total") {
+		return prometheus.CounterValue
+	}
+	return prometheus.GaugeValue
+}
+
+// number makes a float of any count.
+func number[T int | int64 | uint64](n T) float64 { return float64(n) }
+
+// values are the numbers without labels, exported and shown by status.
+var values = []value{
+	{"node_uptime_seconds", "Time since the start.", func(m *Metrics) float64 { return m.Uptime.Seconds() }},
+	{"server_attachments", "Engines whose attachment stream is held.", func(m *Metrics) float64 { return number(m.Attachments) }},
+	{"server_orphan_tethers", "Processes that keep their hand-off socket without a stream.", func(m *Metrics) float64 { return number(m.OrphanTethers) }},
+	{"server_leases", "Leases held.", func(m *Metrics) float64 { return number(m.Leases) }},
+	{"server_overdue_leases", "Leases held past their deadline.", func(m *Metrics) float64 { return number(m.OverdueLeases) }},
+	{"server_leased_bytes", "Bytes of the pages of all leases, counted once per lease.", func(m *Metrics) float64 { return number(m.LeasedBytes) }},
+	{"server_attempts", "Write attempts open.", func(m *Metrics) float64 { return number(m.Attempts) }},
+	{"server_staging_bytes", "Staging memory of all attachments.", func(m *Metrics) float64 { return number(m.StagingBytes) }},
+	{"server_adopt_tokens", "Decisions of groups that not everybody has adopted.", func(m *Metrics) float64 { return number(m.AdoptTokens) }},
+	{"server_prefetches", "Prefetches whose time is not over.", func(m *Metrics) float64 { return number(m.Prefetches) }},
+	{"server_leases_overdue_total", "Leases that passed their deadline.", func(m *Metrics) float64 { return number(m.LeasesOverdue) }},
+	{"server_leases_lost_total", "Leases whose slots were reused while they were held.", func(m *Metrics) float64 { return number(m.LeasesLost) }},
+	{"server_attempts_expired_total", "Write attempts that passed their deadline.", func(m *Metrics) float64 { return number(m.AttemptsLate) }},
+	{"server_adopt_tokens_expired_total", "Adopt tokens that nobody wanted in time.", func(m *Metrics) float64 { return number(m.TokensExpired) }},
+	{"server_tethers_refused_total", "Hand-off connections refused.", func(m *Metrics) float64 { return number(m.TethersRefused) }},
+	{"server_read_page_bytes_total", "Bytes streamed to clients that are not co-located.", func(m *Metrics) float64 { return number(m.ReadPageBytes) }},
+	{"server_written_page_bytes_total", "Bytes streamed from clients that are not co-located.", func(m *Metrics) float64 { return number(m.WrittenPageBytes) }},
+	{"server_corrupt_uploads_total", "Streamed pages that did not match their sender's checksum.", func(m *Metrics) float64 { return number(m.CorruptUploads) }},
+	{"rpc_calls_in_flight", "Calls running, attachment streams apart.", func(m *Metrics) float64 { return number(m.RPC.InFlight) }},
+	{"rpc_calls_refused_total", "Calls refused because too many were running.", func(m *Metrics) float64 { return number(m.RPC.Refused) }},
+
+	{"tier_lookups_total", "Lookups.", func(m *Metrics) float64 { return number(m.Hierarchy.Lookups) }},
+	{"tier_fetches_total", "Fetches.", func(m *Metrics) float64 { return number(m.Hierarchy.Fetches) }},
+	{"tier_requested_blocks_total", "Blocks named by fetches: hits and misses.", func(m *Metrics) float64 { return number(m.Hierarchy.RequestedBlocks) }},
+	{"tier_missed_blocks_total", "Blocks not granted.", func(m *Metrics) float64 { return number(m.Hierarchy.MissedBlocks) }},
+	{"tier_requested_tokens_total", "Tokens of the blocks named by fetches.", func(m *Metrics) float64 { return number(m.Hierarchy.RequestedTokens) }},
+	{"tier_missed_tokens_total", "Tokens of the blocks not granted.", func(m *Metrics) float64 { return number(m.Hierarchy.MissedTokens) }},
+	{"tier_load_waits_total", "Times that a fetch waited for the disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadWaits) }},
+	{"tier_clean_waits_total", "Times that a fetch or reserve waited for pages to be written down.", func(m *Metrics) float64 { return number(m.Hierarchy.CleanWaits) }},
+	{"tier_loaded_pages_total", "Pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedPages) }},
+	{"tier_loaded_bytes_total", "Bytes of pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedBytes) }},
+	{"tier_corrupt_pages_total", "Loads that failed their checksum.", func(m *Metrics) float64 { return number(m.Hierarchy.CorruptPages) }},
+	{"tier_identity_mismatch_pages_total", "Loads that found another page's bytes.", func(m *Metrics) float64 { return number(m.Hierarchy.IdentityPages) }},
+	{"tier_load_errors_total", "Loads that failed otherwise.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadErrors) }},
+	{"tier_reserved_blocks_total", "Blocks for which room was set aside.", func(m *Metrics) float64 { return number(m.Hierarchy.ReservedBlocks) }},
+	{"tier_committed_blocks_total", "Blocks committed.", func(m *Metrics) float64 { return number(m.Hierarchy.CommittedBlocks) }},
+	{"tier_committed_pages_total", "Pages committed.", func(m *Metrics) float64 { return number(m.Hierarchy.CommittedPages) }},
+	{"tier_committed_bytes_total", "Bytes of pages committed: copied once, from staging to RAM.", func(m *Metrics) float64 { return number(m.Hierarchy.CommittedBytes) }},
+	{"tier_duplicate_blocks_total", "Blocks committed again with the same bytes.", func(m *Metrics) float64 { return number(m.Hierarchy.DuplicateBlocks) }},
+	{"tier_divergent_blocks_total", "Blocks committed again with other bytes.", func(m *Metrics) float64 { return number(m.Hierarchy.DivergentBlocks) }},
+	{"tier_not_durable_blocks_total", "Durable commits that the disk did not take.", func(m *Metrics) float64 { return number(m.Hierarchy.NotDurableBlocks) }},
+	{"tier_incomplete_blocks_total", "Blocks dropped because parts did not come in time.", func(m *Metrics) float64 { return number(m.Hierarchy.IncompleteBlocks) }},
+	{"tier_stored_pages_total", "Pages written to disk.", func(m *Metrics) float64 { return number(m.Hierarchy.StoredPages) }},
+	{"tier_stored_bytes_total", "Bytes of pages written to disk.", func(m *Metrics) float64 { return number(m.Hierarchy.StoredBytes) }},
+	{"tier_store_errors_total", "Batches that the disk did not take, for another reason than room.", func(m *Metrics) float64 { return number(m.Hierarchy.StoreErrors) }},
+	{"tier_disk_full_batches_total", "Batches for which no room could be made on disk.", func(m *Metrics) float64 { return number(m.Hierarchy.DiskFullBatches) }},
+	{"tier_evicted_uncopied_blocks_total", "Blocks evicted from RAM with a page that was nowhere else.", func(m *Metrics) float64 { return number(m.Hierarchy.EvictedUncopied) }},
+	{"tier_dropped_blocks_total", "Blocks dropped by request.", func(m *Metrics) float64 { return number(m.Hierarchy.DroppedBlocks) }},
+	{"tier_prefetches_total", "Prefetches.", func(m *Metrics) float64 { return number(m.Hierarchy.Prefetches) }},
+	{"tier_prefetch_blocks_total", "Blocks admitted to a prefetch.", func(m *Metrics) float64 { return number(m.Hierarchy.PrefetchBlocks) }},
+	{"tier_prefetch_useful_blocks_total", "Blocks used while a prefetch held them.", func(m *Metrics) float64 { return number(m.Hierarchy.PrefetchUseful) }},
+	{"tier_prefetch_late_blocks_total", "Blocks wanted before their prefetch had loaded them.", func(m *Metrics) float64 { return number(m.Hierarchy.PrefetchLate) }},
+	{"tier_prefetch_wasted_blocks_total", "Blocks prefetched and not used in time.", func(m *Metrics) float64 { return number(m.Hierarchy.PrefetchWasted) }},
+	{"tier_index_blocks", "Blocks in the index.", func(m *Metrics) float64 { return number(m.Hierarchy.Blocks) }},
+	{"tier_index_bytes", "Memory of the index.", func(m *Metrics) float64 { return number(m.Hierarchy.IndexBytes) }},
+	{"tier_namespaces", "Namespaces registered.", func(m *Metrics) float64 { return number(m.Hierarchy.Namespaces) }},
+	{"tier_leased_bytes", "Slots in RAM that somebody uses.", func(m *Metrics) float64 { return number(m.Hierarchy.LeasedBytes) }},
+	{"tier_dirty_bytes", "Slots in RAM that have to be written down before they can go.", func(m *Metrics) float64 { return number(m.Hierarchy.DirtyBytes) }},
+	{"tier_clean_bytes", "Slots in RAM that can be evicted.", func(m *Metrics) float64 { return number(m.Hierarchy.CleanBytes) }},
+	{"tier_in_flight_bytes", "Slots in RAM set aside or being loaded.", func(m *Metrics) float64 { return number(m.Hierarchy.InFlightBytes) }},
+	{"tier_pinned_bytes", "Slots of pinned blocks.", func(m *Metrics) float64 { return number(m.Hierarchy.PinnedBytes) }},
+	{"tier_queue_blocks", "Blocks that wait to be written down.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueBlocks) }},
+	{"tier_queue_loads", "Pages that wait to be loaded.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueLoads) }},
+}
+
+// counterValues are the numbers by their Prometheus names.
+func counterValues(m *Metrics) map[string]float64 {
+	out := make(map[string]float64, len(values))
+	for i := range values {
+		out["kvtier_"+values[i].name] = values[i].read(m)
+	}
+	return out
+}
+
+// exporter is the only Prometheus collector of a node. It reads Metrics once per
+// scrape, so that the identities between numbers hold in each.
+type exporter struct{ node *node }
+
+var (
+	valueDescs = func() []*prometheus.Desc {
+		out := make([]*prometheus.Desc, len(values))
+		for i, v := range values {
+			out[i] = prometheus.NewDesc("kvtier_"+v.name, v.help, nil, nil)
+		}
+		return out
+	}()
+	hitBlocksDesc     = prometheus.NewDesc("kvtier_tier_hit_blocks_total", "Blocks granted, by the tier that they came from.", []string{"tier"}, nil)
+	hitTokensDesc     = prometheus.NewDesc("kvtier_tier_hit_tokens_total", "Tokens of the blocks granted, by the tier that they came from.", []string{"tier"}, nil)
+	evictedBlocksDesc = prometheus.NewDesc("kvtier_tier_evicted_blocks_total", "Blocks that left a tier for others.", []string{"tier"}, nil)
+	shortfallDesc     = prometheus.NewDesc("kvtier_tier_shortfall_blocks_total", "Blocks not granted, by reason.", []string{"reason"}, nil)
+	usageDesc         = prometheus.NewDesc("kvtier_tier_bytes", "Bytes of a tier: budget, held, used, page, in_flight, dead.", []string{"tier", "what"}, nil)
+	readyDesc         = prometheus.NewDesc("kvtier_tier_ready", "1 if the tier stores pages, 0 if it is bypassed or closed.", []string{"tier"}, nil)
+	tenantDesc        = prometheus.NewDesc("kvtier_tenant_bytes", "Slots that a tenant's pages take of a tier.", []string{"tenant", "tier"}, nil)
+	callsDesc         = prometheus.NewDesc("kvtier_rpc_call_seconds", "Time that calls took, by method.", []string{"method"}, nil)
+	errorsDesc        = prometheus.NewDesc("kvtier_rpc_errors_total", "Calls that failed, by method.", []string{"method"}, nil)
+	infoDesc          = prometheus.NewDesc("kvtier_node_info", "1, with the version of the program.", []string{"version"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range valueDescs {
+		ch <- d
+	}
+	for _, d := range []*prometheus.Desc{
+		hitBlocksDesc, hitTokensDesc, evictedBlocksDesc, shortfallDesc, usageDesc, readyDesc, tenantDesc, callsDesc, errorsDesc, infoDesc,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (e *exporter) Collect(ch chan<- prometheus.Metric) {
+	m := e.node.metrics()
+	for i := range values {
+		ch <- prometheus.MustNewConstMetric(valueDescs[i], values[i].kind(), values[i].read(&m))
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge(infoDesc, 1, e.node.version)
+	h := &m.Hierarchy
+	counter(hitBlocksDesc, h.RAMHitBlocks, "ram")
+	counter(hitTokensDesc, h.RAMHitTokens, "ram")
+	counter(evictedBlocksDesc, h.EvictedBlocks, "ram")
+	collectUsage(gauge, "ram", &m.RAM)
+	if m.NVMe != nil {
+		counter(hitBlocksDesc, h.DiskHitBlocks, "nvme")
+		counter(hitTokensDesc, h.DiskHitTokens, "nvme")
+		counter(evictedBlocksDesc, h.DiskEvictedBlocks, "nvme")
+		collectUsage(gauge, "nvme", m.NVMe)
+	}
+	for r, n := range h.Shortfalls {
+		if reason := tier.Reason(r); reason != tier.NoReason {
+			counter(shortfallDesc, n, reason.String())
+		}
+	}
+	for _, t := range e.node.hier.Tenants() {
+		gauge(tenantDesc, float64(t.RAMBytes), t.Tenant, "ram")
+		gauge(tenantDesc, float64(t.DiskBytes), t.Tenant, "nvme")
+	}
+	collectCalls(ch, m.RPC.Calls)
+}
+
+func collectUsage(gauge func(d *prometheus.Desc, v float64, labels ...string), name string, u *tier.Usage) {
+	for _, b := range [...]struct {
+		what  string
+		bytes int64
+	}{
+		{"budget", u.BudgetBytes}, {"held", u.HeldBytes}, {"used", u.UsedBytes},
+		{"page", u.PageBytes}, {"in_flight", u.InFlightBytes}, {"dead", u.DeadBytes},
+	} {
+		gauge(usageDesc, float64(b.bytes), name, b.what)
+	}
+	ready := 0.0
+	if u.State == tier.Ready {
+		ready = 1
+	}
+	gauge(readyDesc, ready, name)
+}
+
+func collectCalls(ch chan<- prometheus.Metric, calls []rpc.CallMetrics) {
+	for i := range calls {
+		c := &calls[i]
+		buckets := make(map[float64]uint64, rpc.LatencyBuckets-1)
+		sum := uint64(0)
+		for b := range rpc.LatencyBuckets - 1 {
+			sum += c.Latency[b]
+			buckets[float64(uint64(1)<<b)*1e-6] = sum
+		}
+		count := sum + c.Latency[rpc.LatencyBuckets-1]
+		ch <- prometheus.MustNewConstHistogram(callsDesc, count, c.Seconds, buckets, c.Name)
+		ch <- prometheus.MustNewConstMetric(errorsDesc, prometheus.CounterValue, float64(c.Errors), c.Name)
+	}
+}

@@ -1,0 +1,64 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc/stats"
+)
+
+// tracing sends a span per call to a collector, in the background and in
+// batches; what the collector does not take is dropped. Calls carry their
+// caller's trace in W3C headers.
+type tracing struct {
+	provider *sdktrace.TracerProvider
+}
+
+// openTracing starts tracing, or returns nil for no endpoint: then nothing of it
+// is on the path of any call. TLS is used unless the endpoint is this machine.
+func openTracing(ctx context.Context, endpoint string, id identity) (*tracing, error) {
+	if endpoint == "" {
+		return nil, nil
+	}
+	opts := []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(endpoint)}
+	if local, err := loopback(endpoint); err == nil && local {
+		opts = append(opts, otlptracegrpc.WithInsecure())
+	}
+	exporter, err := otlptracegrpc.New(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("otlp-endpoint %s: %w", endpoint, err)
+	}
+	return &tracing{sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exporter),
+		sdktrace.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "kvtier"),
+			attribute.String("service.instance.id", hex.EncodeToString(id.node[:])),
+		)),
+	)}, nil
+}
+
+// handler traces gRPC calls; nil where tracing is off.
+func (t *tracing) handler() stats.Handler {
+	if t == nil {
+		return nil
+	}
+	return otelgrpc.NewServerHandler(
+		otelgrpc.WithTracerProvider(t.provider),
+		otelgrpc.WithPropagators(propagation.TraceContext{}),
+	)
+}
+
+// close sends what is left until ctx ends.
+func (t *tracing) close(ctx context.Context) error {
+	if t == nil {
+		return nil
+	}
+	return t.provider.Shutdown(ctx)
+}
