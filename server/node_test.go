@@ -7,15 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/server/servertest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // testNode is a node that serves in this process.
 type testNode struct{ *servertest.Node }

@@ -19,6 +19,7 @@ import (
 // package client never would.
 type rawEngine struct {
 	t      testing.TB
+	token  string
 	ctx    context.Context
 	conn   *grpc.ClientConn
 	pages  kvtierv1.PagesServiceClient
@@ -53,7 +54,7 @@ func (bearer) RequireTransportSecurity() bool { return false }
 // raw attaches and takes the descriptors.
 func (n testNode) raw(t testing.TB, token string, hello *kvtierv1.Hello) *rawEngine {
 	t.Helper()
-	e := &rawEngine{t: t, ctx: t.Context(), conn: dialRaw(t, n.Config.Socket, token), mapped: map[paging.ExtentID]*shm.Memory{}}
+	e := &rawEngine{t: t, token: token, ctx: t.Context(), conn: dialRaw(t, n.Config.Socket, token), mapped: map[paging.ExtentID]*shm.Memory{}}
 	e.pages = kvtierv1.NewPagesServiceClient(e.conn)
 	hello.ProtocolVersion = kvstatus.ProtocolVersion
 	stream, err := e.pages.Attach(e.ctx)
