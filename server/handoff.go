@@ -44,14 +44,14 @@ func (n *node) acceptTethers(l *shm.Listener) {
 			})
 		default:
 			n.counters.tethersRefused.Add(1)
-			t.Close()
+			n.closeTether(t)
 		}
 	}
 }
 
 // serveTether hands descriptors to one process until it is gone.
 func (n *node) serveTether(t *shm.Tether) {
-	defer t.Close()
+	defer n.closeTether(t)
 	a, deliver, err := n.greetTether(t)
 	if err != nil {
 		n.counters.tethersRefused.Add(1)
@@ -80,6 +80,12 @@ func (n *node) serveTether(t *shm.Tether) {
 			n.log.Error("hand-off socket", "attachment", shortID(a.id), "error", err)
 		}
 		return
+	}
+}
+
+func (n *node) closeTether(t *shm.Tether) {
+	if err := t.Close(); err != nil {
+		n.log.Error("close of a hand-off connection", "error", err)
 	}
 }
 

@@ -34,7 +34,7 @@ func (p *prefetch) end() {
 }
 
 // Prefetch implements rpc.Writer.
-func (a *attachment) Prefetch(_ context.Context, r *rpc.PrefetchRequest) (rpc.PrefetchResult, error) {
+func (a *attachment) Prefetch(_ context.Context, r *rpc.PrefetchRequest) (rpc.PrefetchResult, error) { //nolint:contextcheck // it outlives the call: the attachment bounds it
 	if a.node.stopping.Load() {
 		return rpc.PrefetchResult{}, errStopping
 	}

@@ -84,7 +84,7 @@ func Open(ctx context.Context, cfg Config, o Options) (_ *Server, err error) {
 	s := &Server{closed: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			s.release(context.WithoutCancel(ctx))
+			err = errors.Join(err, s.release(context.WithoutCancel(ctx)))
 		}
 	}()
 	if s.dir, err = openDir(cfg.Dir); err != nil {
@@ -171,7 +171,7 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 	if s.unix, err = listenUnix(cfg.Socket, gid); err != nil {
 		return err
 	}
-	if s.handoff, err = shm.ListenHandoff(cfg.HandoffSocket, socketMode, gid); err != nil {
+	if s.handoff, err = shm.ListenHandoff(cfg.HandoffSocket, socketMode, gid); err != nil { //nolint:contextcheck // does not wait
 		return err
 	}
 	if cfg.Listen != Off {
@@ -230,7 +230,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	if s.http != nil {
 		serve("http listener", s.http.serve)
 	}
-	n.workers.Go(func() { n.acceptTethers(s.handoff) })
+	n.workers.Go(func() { n.acceptTethers(s.handoff) }) //nolint:contextcheck // bounded by the life of the node
 	n.workers.Go(n.sweep)
 	s.rpc.SetServing(true)
 	n.log.Info("node serves", "node", shortID(n.identity.node), "incarnation", n.identity.incarnation, "socket", n.cfg.Socket)
@@ -240,7 +240,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	case err = <-failed:
 	case <-s.closed:
 	}
-	return errors.Join(err, s.Close())
+	return errors.Join(err, s.Close()) //nolint:contextcheck // ctx has ended: a stop has its own bound
 }
 
 // Close stops the node within Config.StopWithin: intake first, then what runs,
@@ -287,7 +287,9 @@ func (s *Server) release(ctx context.Context) error {
 		add("http", s.http.close(ctx))
 	}
 	if s.tcp != nil {
-		s.tcp.Close()
+		if err := s.tcp.Close(); !errors.Is(err, net.ErrClosed) {
+			add("tcp listener", err)
+		}
 	}
 	if s.handoff != nil {
 		add("hand-off socket", s.handoff.Close())

@@ -82,9 +82,8 @@ func bindUnix(path string, gid int) (net.Listener, error) {
 		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		l.Close()
 		os.Remove(temporary)
-		return nil, err
+		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
 }

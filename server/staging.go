@@ -103,7 +103,7 @@ func (n *node) newStaging(ctx context.Context, bytes int64) (stagingExtent, erro
 	mem, err := shm.CreateStaging(fmt.Sprintf("kvtier-staging-%d", id-stagingIDs), bytes)
 	if err == nil {
 		if err = mem.Populate(ctx); err != nil {
-			mem.Close()
+			err = errors.Join(err, mem.Close())
 		}
 	}
 	if err != nil {

@@ -22,7 +22,7 @@ func TestRoundTripKeepsSentinelTextAndRetry(t *testing.T) {
 		err := WithRetry(fmt.Errorf("fetch block 7: %w", r.err), 250*time.Millisecond)
 		got := Err(Status(err))
 		want := r.err
-		if want == context.DeadlineExceeded {
+		if errors.Is(want, context.DeadlineExceeded) {
 			want = paging.ErrExpired // one code for both
 		}
 		if !errors.Is(got, want) {
@@ -61,7 +61,7 @@ func TestTableIsComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	sentinels := 0
-	for name, obj := range file.Scope.Objects { //nolint:staticcheck // the simplest list of names there is
+	for name, obj := range file.Scope.Objects {
 		if obj.Kind == ast.Var && ast.IsExported(name) {
 			sentinels++
 		}

@@ -65,7 +65,6 @@ func New(cfg Config) *Server {
 		grpc.ConnectionTimeout(handshakeWithin),
 		grpc.ReadBufferSize(ioBufferBytes),
 		grpc.WriteBufferSize(ioBufferBytes),
-		grpc.SharedWriteBuffer(true),
 		grpc.InitialWindowSize(streamWindowBytes),
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.WaitForHandlers(true),
