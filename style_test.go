@@ -48,7 +48,7 @@ var importMap = map[string][]string{
 	"server/migrate":         {"paging", "server/placement"},
 	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
-	"server/servertest":      {"server", "tier", "tier/ram", "gpu/host"},
+	"server/servertest":      {"server", "tier", "tier/ram", "tier/nvme", "gpu/host"},
 	"bench":                  nil, // the client, paging and the package being measured
 	"cmd/kvtier":             nil, // picks drivers and devices: anything
 	"gpu/cuda/check":         nil,

@@ -9,8 +9,8 @@ import (
 	"github.com/kvtier/kvtier/server/servertest"
 )
 
-// BenchmarkFetch64 compares a fetch of 64 resident blocks with an empty call of
-// the same kind, alternating; each time another prefix; releases go one-way
+// BenchmarkFetch64 compares a fetch of 64 resident blocks from a node in another
+// process with an empty call of the same kind, alternating; each time another prefix; releases go one-way
 // outside the timed region.
 func BenchmarkFetch64(b *testing.B) {
 	for name, unary := range map[string]bool{"stream": false, "unary": true} {
@@ -20,9 +20,12 @@ func BenchmarkFetch64(b *testing.B) {
 
 func benchmarkFetch(b *testing.B, unary bool) {
 	cfg := servertest.Config(b)
-	cfg.RAMBytes = 256 << 20
-	n := startNode(b, cfg)
-	c := n.client(b, client.Config{UnaryCalls: unary})
+	startChild(b, "node", cfg.Socket)
+	c, err := client.Open(b.Context(), client.Config{Socket: cfg.Socket, UnaryCalls: unary, StallTimeout: 5 * time.Second})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
 	ns, err := c.RegisterNamespace(b.Context(), testNamespace(4096, 1))
 	if err != nil {
 		b.Fatal(err)

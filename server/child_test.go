@@ -20,6 +20,7 @@ import (
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/paging/shm"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
+	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/server/servertest"
 )
 
@@ -40,10 +41,30 @@ func TestMain(m *testing.M) {
 
 const childPage = 64 << 10
 
+// runNode serves a node with much RAM until its input ends.
+func runNode(socket string) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cfg := server.Config{Socket: socket, HTTPListen: server.Off, RAMBytes: 256 << 20}
+	s, err := server.Open(ctx, cfg, server.Options{Drivers: servertest.Drivers()})
+	if err != nil {
+		cancel()
+		return err
+	}
+	go func() { // owner: this call; exits when the input ends
+		fmt.Println("ready")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return s.Serve(ctx)
+}
+
 // runChild attaches, does one thing, says "ready", and waits for a line before it
 // checks what it holds.
 func runChild(what string) error {
 	mode, socket, _ := strings.Cut(what, " ")
+	if mode == "node" {
+		return runNode(socket)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	c, err := client.Open(ctx, client.Config{Socket: socket, Engine: mode, StallTimeout: 5 * time.Second, MaxHold: time.Nanosecond})
@@ -107,8 +128,13 @@ type child struct {
 
 func (n testNode) child(t testing.TB, mode string) *child {
 	t.Helper()
+	return startChild(t, mode, n.Config.Socket)
+}
+
+func startChild(t testing.TB, mode, socket string) *child {
+	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+mode+" "+n.Config.Socket)
+	cmd.Env = append(os.Environ(), childEnv+"="+mode+" "+socket)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -128,7 +154,7 @@ func (n testNode) child(t testing.TB, mode string) *child {
 		_ = cmd.Wait()
 	})
 	if line := c.line(t); line != "ready" {
-		t.Fatalf("engine %s says %q", mode, line)
+		t.Fatalf("child %s says %q", mode, line)
 	}
 	return c
 }

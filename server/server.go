@@ -175,12 +175,12 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 		return err
 	}
 	if cfg.Listen != Off {
-		if s.tcp, err = net.Listen("tcp", cfg.Listen); err != nil {
+		if s.tcp, err = listenTCP(ctx, cfg.Listen); err != nil {
 			return fmt.Errorf("listen: %w", err)
 		}
 	}
 	if cfg.HTTPListen != Off {
-		l, err := net.Listen("tcp", cfg.HTTPListen)
+		l, err := listenTCP(ctx, cfg.HTTPListen)
 		if err != nil {
 			return fmt.Errorf("http-listen: %w", err)
 		}

