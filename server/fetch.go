@@ -25,25 +25,13 @@ func (a *attachment) FetchResident(r *rpc.FetchRequest, res *rpc.FetchResult) (b
 	if err != nil {
 		return false, err
 	}
-	h, err := a.node.hier.Fetch(a.node.ctx, c.tierRequest(true))
-	if err != nil {
+	req := c.tierRequest()
+	req.Resident, req.NoWait = r.Timeout <= 0, r.Timeout > 0
+	h, err := a.node.hier.Fetch(a.node.ctx, req)
+	if err != nil || h == nil {
 		return false, err
 	}
-	if r.Timeout > 0 && mayComeUp(h.Short) {
-		h.Release()
-		return false, nil
-	}
 	return true, a.grant(&c, h, res)
-}
-
-// mayComeUp reports whether waiting could bring more than is resident.
-func mayComeUp(short []tier.Shortfall) bool {
-	for _, s := range short {
-		if s.Reason == tier.Timeout {
-			return true
-		}
-	}
-	return false
 }
 
 // Fetch implements rpc.Reader.
@@ -52,7 +40,7 @@ func (a *attachment) Fetch(ctx context.Context, r *rpc.FetchRequest, res *rpc.Fe
 	if err != nil {
 		return err
 	}
-	h, err := a.node.hier.Fetch(ctx, c.tierRequest(false))
+	h, err := a.node.hier.Fetch(ctx, c.tierRequest())
 	if err != nil {
 		return err
 	}
@@ -118,14 +106,14 @@ func (a *attachment) afterLease(r *rpc.FetchRequest) (int, error) {
 	return l.blocks, nil
 }
 
-func (c *fetchCall) tierRequest(resident bool) tier.FetchRequest {
+func (c *fetchCall) tierRequest() tier.FetchRequest {
 	mode := tier.ModePrefix
 	if c.request.Set {
 		mode = tier.ModeSet
 	}
 	return tier.FetchRequest{
 		Namespace: c.request.Namespace, Names: c.request.Names, First: c.first, Parts: c.pinned,
-		Mode: mode, Wanted: tier.Kind(c.request.Wanted), Resident: resident,
+		Mode: mode, Wanted: tier.Kind(c.request.Wanted),
 	}
 }
 

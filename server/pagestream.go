@@ -41,7 +41,7 @@ func (n *node) Read(ctx context.Context, c rpc.Caller, r *rpc.FetchRequest) (rpc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
 		defer cancel()
 	}
-	h, err := n.hier.Fetch(ctx, call.tierRequest(false))
+	h, err := n.hier.Fetch(ctx, call.tierRequest())
 	if err != nil {
 		return nil, err
 	}

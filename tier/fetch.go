@@ -71,8 +71,8 @@ func (h *Hierarchy) kindOf(id blockID, parts paging.PartSet) Kind {
 // cache. The caller must Release the Hold, whatever it granted.
 //
 // Pages that are resident are granted without I/O, without reading their bytes
-// and without waiting. Errors: paging.ErrUnknownNamespace, paging.ErrInvalid,
-// paging.ErrClosed.
+// and without waiting. The Hold is nil only with NoWait. Errors:
+// paging.ErrUnknownNamespace, paging.ErrInvalid, paging.ErrClosed.
 func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) {
 	f := h.getFetch()
 	defer h.putFetch(f)
@@ -86,6 +86,12 @@ func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) 
 	f.usable = f.plan()
 	f.pinRows()
 	if !f.resident() {
+		if req.NoWait {
+			f.usable = 0
+			f.pinRows()
+			h.mu.Unlock()
+			return nil, nil
+		}
 		f.bringUp(ctx)
 	}
 	hold := f.grant()

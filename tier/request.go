@@ -55,6 +55,7 @@ type FetchRequest struct {
 	Mode      Mode
 	Wanted    Kind // arena wanted: RAM, or None for the default (RAM)
 	Resident  bool // only what is in the arena now: nothing is brought up
+	NoWait    bool // if something had to be brought up: a nil Hold, and nothing is pinned or counted
 }
 
 // Shortfall says why consecutive blocks were not granted.
