@@ -40,8 +40,8 @@ type Device struct {
 
 	mu      sync.Mutex
 	closed  bool
-	used    int64  // bytes handed out by Alloc
-	mems    []*mem // by address
+	used    int64 // bytes handed out by Alloc
+	mems    gpu.Ranges[*mem]
 	streams map[*stream]struct{}
 }
 
@@ -161,11 +161,9 @@ func (d *Device) add(m *mem) (gpu.Mem, error) {
 		d.used -= m.charged
 		return nil, errors.Join(gpu.ErrClosed, m.unmap())
 	}
-	i, taken := d.find(m.Addr())
-	if taken || i < len(d.mems) && m.end() > d.mems[i].Addr() {
+	if !d.mems.Insert(m) {
 		return nil, &gpu.ArgError{Op: "register", Arg: "b", Got: int64(len(m.b)), Want: "memory that is not registered already"}
 	}
-	d.mems = slices.Insert(d.mems, i, m)
 	return m, nil
 }
 
@@ -243,35 +241,14 @@ func (d *Device) close() (streams []*stream, err error) {
 	return streams, errors.Join(errs...)
 }
 
-// find returns the index of the first memory at or behind a, and whether a lies inside the one before it or at it.
-// d.mu is held.
-func (d *Device) find(a gpu.Addr) (i int, inside bool) {
-	i, exact := slices.BinarySearchFunc(d.mems, a, func(m *mem, a gpu.Addr) int {
-		switch {
-		case m.Addr() < a:
-			return -1
-		case m.Addr() > a:
-			return 1
-		}
-		return 0
-	})
-	if exact {
-		return i, true
-	}
-	return i, i > 0 && a < d.mems[i-1].end()
-}
-
 // hold finds the memory that span lies in and keeps it from being freed until drop. d.mu is held.
 func (d *Device) hold(op string, span gpu.Span) (*mem, error) {
-	i, inside := d.find(span.Addr)
-	if inside && (i == len(d.mems) || d.mems[i].Addr() != span.Addr) {
-		i--
-	}
-	if !inside || span.Bytes < 0 || span.Bytes > int64(d.mems[i].end()-span.Addr) || span.Write && d.mems[i].readOnly {
+	m, ok := d.mems.Find(span.Addr, span.Bytes)
+	if !ok || span.Write && m.readOnly {
 		return nil, &gpu.FaultError{Op: op, Addr: span.Addr, Bytes: span.Bytes}
 	}
-	d.mems[i].holds++
-	return d.mems[i], nil
+	m.holds++
+	return m, nil
 }
 
 // drop undoes hold for each of held.

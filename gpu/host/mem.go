@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"unsafe"
 
 	"github.com/kvtier/kvtier/gpu"
@@ -60,7 +59,7 @@ func (m *mem) Free() error {
 		return fmt.Errorf("%w: %d operations", gpu.ErrBusy, m.holds)
 	}
 	m.freed = true
-	d.mems = slices.DeleteFunc(d.mems, func(x *mem) bool { return x == m })
+	d.mems.Delete(m.Addr())
 	d.used -= m.charged
 	return m.unmap()
 }
