@@ -35,7 +35,7 @@ func (h *Hierarchy) Lookup(ns paging.NamespaceID, names []paging.BlockName, part
 	f := h.getFetch()
 	defer h.putFetch(f)
 	f.req = FetchRequest{Namespace: ns, Names: names, Parts: parts}
-	h.mu.Lock()
+	h.mu.lockForHit()
 	defer h.mu.Unlock()
 	if err := f.resolve(); err != nil {
 		return Prefix{}, err
@@ -77,7 +77,7 @@ func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) 
 	f := h.getFetch()
 	defer h.putFetch(f)
 	f.req = req
-	h.mu.Lock()
+	h.mu.lockForHit()
 	if err := f.resolve(); err != nil {
 		h.mu.Unlock()
 		return nil, err
@@ -85,6 +85,9 @@ func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) 
 	f.findAll()
 	f.usable = f.plan()
 	f.pinRows()
+	if !f.resident() || len(h.mu.uses) > maxUses {
+		h.settleUses()
+	}
 	if !f.resident() {
 		if req.NoWait {
 			f.usable = 0
@@ -307,11 +310,12 @@ func (f *fetch) grant() *Hold {
 			id := f.ids[i]
 			b := h.mu.index.at(id)
 			f.grantRow(b, f.wanted(i), hold.Slots[i*cols:(i+1)*cols], hold.refs[i*cols:])
-			h.touch(id, b, f.ns.tenant, f.chain(), f.now)
+			h.mu.uses = append(h.mu.uses, use{id: id, now: f.now, length: int32(f.chain())})
 			if f.loaded[i] {
 				h.hitDisk(id, b, f.chain())
 			}
 			if hold.ids[i] = id; sabotage.On("reuse-leased-slot") {
+				h.settleUses()
 				hold.ids[i] = 0
 				h.unpin(id, b)
 			}

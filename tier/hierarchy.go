@@ -95,7 +95,7 @@ type Hierarchy struct {
 	fetches sync.Pool // of *fetch
 
 	mu struct {
-		sync.Mutex
+		indexLock
 		closed     bool
 		index      *index
 		byID       map[paging.NamespaceID]*namespace
@@ -137,6 +137,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	}
 	h := &Hierarchy{cfg: cfg, log: cfg.Logger, headFirst: policy.HeadFirst(cfg.RAMPolicy), wake: make(chan struct{}, 1)}
 	h.fetches.New = func() any { return new(fetch) }
+	h.mu.settle = h.settleUses
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	m := &h.mu
 	m.index = newIndex()

@@ -201,7 +201,7 @@ func (h *Hierarchy) addNamespace(ns *paging.Namespace, id paging.NamespaceID) er
 
 // Namespace is the namespace with this id, if it is known. It must not be changed.
 func (h *Hierarchy) Namespace(id paging.NamespaceID) (*paging.Namespace, bool) {
-	h.mu.Lock()
+	h.mu.lockForHit()
 	defer h.mu.Unlock()
 	n, ok := h.mu.byID[id]
 	if !ok {

@@ -65,19 +65,15 @@ func appendNames(dst []paging.BlockName, b []byte) ([]paging.BlockName, error) {
 // repeats finds the first name that stands twice, with memory that is kept
 // between calls. The zero value is ready for use; not safe for concurrent use.
 type repeats struct {
-	seed  maphash.Seed
 	table []int32 // index + 1 of a name, open addressing
 }
 
-// find returns the indexes of the first repetition, or ok false. A seeded hash
-// keeps chosen names from colliding.
+// maxProbes is the average of probes per name beyond which names were chosen to
+// collide, and are hashed with a seed.
+const maxProbes = 8
+
+// find returns the indexes of the first repetition, or ok false.
 func (r *repeats) find(names []paging.BlockName) (first, second int, ok bool) {
-	if len(names) < 2 {
-		return 0, 0, false
-	}
-	if r.seed == (maphash.Seed{}) {
-		r.seed = maphash.MakeSeed()
-	}
 	size := 4
 	for size < 2*len(names) {
 		size *= 2
@@ -85,22 +81,38 @@ func (r *repeats) find(names []paging.BlockName) (first, second int, ok bool) {
 	if cap(r.table) < size {
 		r.table = make([]int32, size)
 	}
-	table := r.table[:size]
+	// Names are hashes: their own bits spread them, unless somebody made them up.
+	plain := func(name *paging.BlockName) uint64 { return binary.LittleEndian.Uint64(name[8:]) }
+	first, second, ok, gaveUp := search(r.table[:size], names, plain, maxProbes*len(names))
+	if gaveUp {
+		seed := maphash.MakeSeed()
+		seeded := func(name *paging.BlockName) uint64 { return maphash.Bytes(seed, name[:]) }
+		first, second, ok, _ = search(r.table[:size], names, seeded, math.MaxInt)
+	}
+	return first, second, ok
+}
+
+// search fills table, whose length is a power of two, until a name stands twice or
+// the probes are used up.
+func search(table []int32, names []paging.BlockName, hash func(*paging.BlockName) uint64, probes int) (first, second int, ok, gaveUp bool) {
 	clear(table)
+	mask := uint64(len(table) - 1)
 	for i := range names {
-		h := maphash.Bytes(r.seed, names[i][:])
-		for slot := int(h) & (size - 1); ; slot = (slot + 1) & (size - 1) {
+		for slot := hash(&names[i]) & mask; ; slot = (slot + 1) & mask {
 			at := table[slot]
 			if at == 0 {
 				table[slot] = int32(i + 1)
 				break
 			}
 			if names[at-1] == names[i] {
-				return int(at - 1), i, true
+				return int(at - 1), i, true, false
+			}
+			if probes--; probes < 0 {
+				return 0, 0, false, true
 			}
 		}
 	}
-	return 0, 0, false
+	return 0, 0, false, false
 }
 
 // check is find as an error.

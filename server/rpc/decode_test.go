@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
@@ -59,6 +60,43 @@ func TestRepeatsAreFoundInAnyOrderOfCalls(t *testing.T) {
 		}
 		if _, err := s.packed(packedNames(n)); err != nil {
 			t.Fatalf("%d names: %v", n, err)
+		}
+	}
+}
+
+// Names that were chosen to collide cost little more than others.
+func TestRepeatsWithChosenNames(t *testing.T) {
+	b := make([]byte, 32*65536)
+	for i := range 65536 {
+		b[32*i+20], b[32*i+21], b[32*i+22] = byte(i), byte(i>>8), byte(i>>16) // the bits that spread names are all alike
+	}
+	var s scratch
+	start := time.Now()
+	if _, err := s.packed(b); err != nil {
+		t.Error(err)
+	}
+	if d := time.Since(start); d > time.Second { // 2^31 comparisons would take many
+		t.Errorf("65,536 names that collide took %v", d)
+	}
+	copy(b[32*65000:], b[32*3:32*4])
+	if _, err := s.packed(b); !errors.Is(err, paging.ErrInvalid) {
+		t.Errorf("a repetition among names that collide: %v", err)
+	}
+}
+
+func BenchmarkRepeats64(bench *testing.B) {
+	names, err := appendNames(nil, packedNames(64))
+	if err != nil {
+		bench.Fatal(err)
+	}
+	for i := range names {
+		binary.LittleEndian.PutUint64(names[i][8:], uint64(i)*0x9e3779b97f4a7c15)
+	}
+	var r repeats
+	bench.ReportAllocs()
+	for bench.Loop() {
+		if _, _, found := r.find(names); found {
+			bench.Fatal("found")
 		}
 	}
 }
