@@ -39,8 +39,9 @@
 // used goes first.
 //
 // Memory: 32 bytes per ID (Blocks). default adds 8 bytes per resident block for
-// those that left, and at most 700 KiB in all; 24 bytes for a block with a TTL.
-// Hit does not allocate. All calls take constant time (lfu: logarithmic), but
+// those that left, and at most 750 KiB in all; 24 bytes for a block with a TTL.
+// Hit does not allocate once the tables of default have their size, which they
+// reach in steps. All calls take constant time (lfu and TTLs: logarithmic), but
 // for s3fifo, whose Victim pays for earlier hits, and wtinylfu, which ages all
 // its counts at once.
 package policy

@@ -34,6 +34,12 @@ func (e *expiry) set(id ID, at int64) {
 	}
 }
 
+// passed reports whether a block has a deadline that is over.
+func (e *expiry) passed(id ID, now int64) bool {
+	slot, ok := e.slot[id]
+	return ok && e.heap.keys[slot].at <= now
+}
+
 func (e *expiry) first() (deadline, bool) {
 	if len(e.heap.keys) == 0 {
 		return deadline{}, false

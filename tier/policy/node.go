@@ -7,10 +7,11 @@ const none = ID(1<<32 - 1)
 type place uint8
 
 const (
-	absent  place = iota
-	ordered       // in the order
-	lapsed        // its TTL has passed: leaves before everything in the order
-	parked        // was blocked when Victim looked at it; rechecked by later calls
+	absent       place = iota
+	ordered            // in the order
+	lapsed             // its TTL has passed: leaves before everything in the order
+	parked             // was blocked when Victim looked at it; rechecked by later calls
+	parkedLapsed       // both: goes to the lapsed when it is no longer blocked
 )
 
 // node is all that is kept per resident block: 32 bytes, no pointer. A block is
@@ -25,7 +26,6 @@ type node struct {
 	uses       uint8  // s3fifo: counter; reuse: number of uses, saturating
 	level      uint8  // retention priority
 	place      place
-	expired    bool // its TTL has passed
 }
 
 // list is a doubly linked list over nodes, oldest end first.

@@ -14,14 +14,19 @@ type ID uint32
 // MaxPriority is the highest retention priority.
 const MaxPriority = 100
 
-// Access is what a policy is told about a block that is offered. Hit ignores
-// Key, Weight, Priority and Expires: they are fixed by Insert and Retain.
+// Access is what a policy is told about a block that is offered. Position and
+// Length are for both Insert and Hit.
 type Access struct {
+	Position int32 // index of the block in the chain of its request
+	Length   int32 // blocks in that chain, the same for all of them; 0: not known
+
+	// For Hit only.
+	Now int64 // the caller's clock, as in Victim
+
+	// For Insert only.
 	Key      uint64 // names the content, also after the block left and returned under another ID
 	Weight   int64  // in units of the capacity, at least 1: bytes of slots, or 1 in a trace
-	Expires  int64  // end of retention on the caller's clock; 0: never
-	Position int32  // index of the block in the chain of its request
-	Length   int32  // blocks in that chain; 0: not known
+	Expires  int64  // TTL: the time on the caller's clock at which it has passed; 0: never
 	Priority uint8  // retention priority; above MaxPriority counts as MaxPriority
 }
 
@@ -136,8 +141,11 @@ func (p *Policy) Resize(capacity int64) {
 
 // Insert adds a block that was offered and is now resident.
 func (p *Policy) Insert(id ID, a Access) {
+	if id == none {
+		panic("policy: Insert of an invalid ID")
+	}
 	n := p.blocks.grown(id)
-	if n.place != absent || id == none {
+	if n.place != absent {
 		panic(fmt.Sprintf("policy: Insert of block %d, which is resident", id))
 	}
 	*n = node{key: a.Key, weight: max(a.Weight, 1), level: min(a.Priority, MaxPriority), place: ordered}
@@ -147,24 +155,32 @@ func (p *Policy) Insert(id ID, a Access) {
 	p.order.insert(id, a)
 }
 
-// Hit records that a resident block was offered again. A block whose TTL had
-// passed is an ordinary block of priority 0 from then on. It does not allocate.
+// Hit records that a resident block was offered again. If its TTL has passed it
+// is an ordinary block of priority 0 from then on.
 func (p *Policy) Hit(id ID, a Access) {
-	p.recall(id)
+	n := p.recall(id)
+	if p.expiry.passed(id, a.Now) {
+		p.expiry.set(id, 0)
+		p.setLevel(id, n, 0)
+	}
 	p.order.hit(id, a)
 }
 
 // Retain replaces the retention of a resident block: its priority, and the time
-// on the caller's clock at which the block is to leave before all others; 0 is
-// never. It is not a use of the block.
+// on the caller's clock at which its TTL has passed; 0 is never. It is not an
+// offer.
 func (p *Policy) Retain(id ID, priority uint8, expires int64) {
 	n := p.recall(id)
-	if priority = min(priority, MaxPriority); priority != n.level {
+	p.setLevel(id, n, min(priority, MaxPriority))
+	p.expiry.set(id, expires)
+}
+
+func (p *Policy) setLevel(id ID, n *node, level uint8) {
+	if level != n.level {
 		p.order.hide(id)
-		n.level = priority
+		n.level = level
 		p.order.show(id, true)
 	}
-	p.expiry.set(id, expires)
 }
 
 // Evict records that a block left for want of room. Policies remember it.
@@ -185,9 +201,9 @@ func (p *Policy) leave(id ID, evicted bool) {
 // Victim names the block to evict next: one whose TTL has passed at now, else
 // one of the lowest priority, in the order of the policy. It removes nothing:
 // Evict does. Blocks for which blocked answers true are passed over; nil blocks
-// none. The work of a call is bounded: it asks about at most 96 blocks. False
-// means that none was found among those. The search goes on where it ended, so
-// as long as some block is not blocked, one of the next Len()/16 calls finds it.
+// none. The work of a call is bounded: it asks at most 97 times. False means that
+// none was found by then. The next call goes on from there, so if a block is not
+// blocked, one of Len()/16 + 2 calls finds it. blocked must not call the Policy.
 func (p *Policy) Victim(now int64, blocked func(ID) bool) (ID, bool) {
 	p.lapse(now)
 	p.recheck(blocked, recheckLimit)
@@ -230,10 +246,10 @@ func (p *Policy) recall(id ID) *node {
 		return n
 	case lapsed:
 		p.blocks.unlink(&p.lapsed, id)
-	case parked:
+	case parked, parkedLapsed:
 		p.blocks.unlink(&p.parked, id)
 	}
-	n.place, n.expired = ordered, false
+	n.place = ordered
 	p.order.show(id, true)
 	return n
 }
@@ -252,8 +268,10 @@ func (p *Policy) lapse(now int64) {
 			p.order.hide(id)
 			p.blocks.pushNewest(&p.lapsed, id)
 			n.place = lapsed
+		} else {
+			n.place = parkedLapsed
 		}
-		n.level, n.expired = 0, true
+		n.level = 0
 	}
 }
 
@@ -261,10 +279,11 @@ func (p *Policy) park(id ID) {
 	n := p.blocks.at(id)
 	if n.place == lapsed {
 		p.blocks.unlink(&p.lapsed, id)
+		n.place = parkedLapsed
 	} else {
 		p.order.hide(id)
+		n.place = parked
 	}
-	n.place = parked
 	p.blocks.pushNewest(&p.parked, id)
 }
 
@@ -296,7 +315,7 @@ func (p *Policy) recheck(blocked func(ID) bool, limit int) bool {
 // restore puts a block that was parked, and is in no list, at the end that leaves
 // first.
 func (p *Policy) restore(id ID) {
-	if n := p.blocks.at(id); n.expired {
+	if n := p.blocks.at(id); n.place == parkedLapsed {
 		n.place = lapsed
 		p.blocks.pushOldest(&p.lapsed, id)
 	} else {
@@ -310,7 +329,7 @@ func (p *Policy) restore(id ID) {
 // an offer of speed: without it, one of the next calls of Victim finds out. Of
 // several blocks, the one that is to leave first is told last.
 func (p *Policy) Unblock(id ID) {
-	if n := p.blocks.known(id); n != nil && n.place == parked {
+	if n := p.blocks.known(id); n != nil && (n.place == parked || n.place == parkedLapsed) {
 		p.blocks.unlink(&p.parked, id)
 		p.restore(id)
 	}

@@ -19,6 +19,9 @@ import "math/bits"
 // oldest blocks are compared by their density. Until enough was seen all
 // densities are equal, and this is LRU over tail-first offers.
 //
+// The weight of a block plays no part: one that is heavier is taken to save as
+// much more work.
+//
 // Time is counted in offers, not in seconds: what ages a block is that others
 // want its room, and a trace may have no useful clock.
 type reuse struct {

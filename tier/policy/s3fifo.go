@@ -135,6 +135,7 @@ type ghostEntry struct {
 }
 
 func (g *ghost) put(key uint64, weight int64) {
+	g.take(key)
 	g.at[key] = g.first + len(g.fifo)
 	g.fifo = append(g.fifo, ghostEntry{key, weight})
 	g.weight += weight
@@ -160,22 +161,26 @@ func (g *ghost) resize(limit int64) {
 
 func (g *ghost) trim() {
 	for g.weight > g.limit && len(g.fifo) > 0 {
-		if e := g.fifo[0]; g.at[e.key] == g.first {
-			if _, ok := g.at[e.key]; ok {
-				g.weight -= e.weight
-				delete(g.at, e.key)
-			}
+		if e := g.fifo[0]; g.live(0) {
+			g.weight -= e.weight
+			delete(g.at, e.key)
 		}
 		g.fifo = g.fifo[1:]
 		g.first++
 	}
 }
 
+// live reports whether fifo[i] was not taken.
+func (g *ghost) live(i int) bool {
+	at, ok := g.at[g.fifo[i].key]
+	return ok && at == g.first+i
+}
+
 // compact drops the stale entries.
 func (g *ghost) compact() {
 	live := make([]ghostEntry, 0, 2*len(g.at)+64)
 	for i, e := range g.fifo {
-		if at, ok := g.at[e.key]; ok && at == g.first+i {
+		if g.live(i) {
 			live = append(live, e)
 		}
 	}

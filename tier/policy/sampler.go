@@ -47,7 +47,7 @@ const (
 
 	// The densities are computed again after this many offers, or this fraction
 	// of the resident blocks if that is more.
-	rankEvery = 256
+	rankEvery = 1024
 	rankShare = 16
 )
 
