@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"os"
 	"testing"
 
 	"github.com/zeebo/xxh3"
@@ -29,6 +30,9 @@ func pageSum(page []byte) uint64 {
 
 func TestDeviceOnStub(t *testing.T) {
 	target := gputest.Target{Open: asDevice, Sum: pageSum, Lazy: true, Tolerance: 1e-5, Operations: 5000}
+	if os.Getenv("KVTIER_TORTURE") != "" {
+		target.Operations = 100_000
+	}
 	gputest.Run(t, target)
 }
 

@@ -42,7 +42,7 @@ func withStub(m *testing.M) (int, error) {
 	defer os.RemoveAll(dir)
 	if stub.path = os.Getenv(childLibrary); stub.path == "" {
 		stub.path = filepath.Join(dir, "libcuda.so.1")
-		if err := buildStub(stub.path, ""); err != nil {
+		if err := buildStub(stub.path, "kernels"); err != nil {
 			return 1, err
 		}
 	}
@@ -61,9 +61,9 @@ func withStub(m *testing.M) (int, error) {
 // childLibrary tells a test process that another started where the stub is.
 const childLibrary = "KVTIER_TEST_STUB"
 
-func buildStub(path, mutant string) error {
-	cmd := exec.Command("testdata/stub/build.sh", path)
-	cmd.Env = append(os.Environ(), "STUB_MUTANT="+mutant)
+// buildStub builds the stub to path with the kernels of a directory.
+func buildStub(path, kernels string) error {
+	cmd := exec.Command("testdata/stub/build.sh", path, kernels)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the stub driver (needs g++): %w\n%s", err, out)
 	}
