@@ -208,13 +208,13 @@ func (n *node) tierStatus(m *Metrics) []*kvtierv1.TierStatus {
 	ram := usageStatus(kvtierv1.Tier_TIER_RAM, &m.RAM)
 	ram.LeasedBytes, ram.HitBlocks, ram.EvictedBlocks = uint64(h.LeasedBytes), uint64(h.RAMHitBlocks), uint64(h.EvictedBlocks)
 	ram.InFlightBytes += uint64(m.StagingBytes)
-	ram.Policy, ram.Queue = h.RAMPolicy, uint64(h.QueueLoads)
+	ram.Blocks, ram.Policy, ram.Queue = uint64(h.RAMBlocks), h.RAMPolicy, uint64(h.QueueLoads)
 	if m.NVMe == nil {
 		return []*kvtierv1.TierStatus{ram}
 	}
 	nvme := usageStatus(kvtierv1.Tier_TIER_NVME, m.NVMe)
 	nvme.HitBlocks, nvme.EvictedBlocks = uint64(h.DiskHitBlocks), uint64(h.DiskEvictedBlocks)
-	nvme.Policy, nvme.Queue = h.DiskPolicy, uint64(h.QueueBlocks)
+	nvme.Blocks, nvme.Policy, nvme.Queue = uint64(h.DiskBlocks), h.DiskPolicy, uint64(h.QueueBlocks)
 	nvme.CorruptPages = uint64(h.CorruptPages + h.IdentityPages)
 	nvme.IoErrors = uint64(h.LoadErrors + h.StoreErrors)
 	return []*kvtierv1.TierStatus{ram, nvme}

@@ -48,7 +48,7 @@ func TestAdmin(t *testing.T) {
 		t.Errorf("ram is %q", origin)
 	}
 	tiers, err := admin.ListTiers(t.Context(), &kvtierv1.ListTiersRequest{})
-	if err != nil || len(tiers.GetTiers()) != 1 || tiers.GetTiers()[0].GetPageBytes() != 30*4096 || tiers.GetTiers()[0].GetLeasedBytes() != 3*4096 {
+	if err != nil || len(tiers.GetTiers()) != 1 || tiers.GetTiers()[0].GetPageBytes() != 30*4096 || tiers.GetTiers()[0].GetLeasedBytes() != 3*4096 || tiers.GetTiers()[0].GetBlocks() != 30 {
 		t.Errorf("tiers: %v, %v", tiers, err)
 	}
 

@@ -75,6 +75,8 @@ type Metrics struct {
 	PinnedBytes    int64 // slots of blocks held by Pin
 	ForeseenBytes  int64 // slots of blocks held by prefetches
 	DiskBytes      int64 // slots on disk
+	RAMBlocks      int64 // blocks with a page in RAM, those brought up and never granted not included
+	DiskBlocks     int64 // blocks with a page on disk
 	QueueBlocks    int64 // blocks that wait to be written down
 	QueueLoads     int64 // pages that wait to be loaded
 	Bypassed       bool  // the disk takes nothing at present
@@ -116,6 +118,8 @@ func (h *Hierarchy) Metrics() Metrics {
 		m.PinnedBytes += t.pinned
 		m.ForeseenBytes += t.foreseen
 		m.DiskBytes += t.disk
+		m.RAMBlocks += int64(t.ramOrder.Len())
+		m.DiskBlocks += int64(t.diskOrder.Len())
 		m.QueueBlocks += int64(t.dirtyq.live)
 	}
 	m.QueueBlocks += int64(h.mu.urgent.live)
