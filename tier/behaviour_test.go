@@ -373,3 +373,49 @@ func TestDrop(t *testing.T) {
 		}
 	})
 }
+
+// Demote takes nothing out of RAM that is nowhere else, complete or not.
+func TestDemoteOfIncompleteBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := tiertest.NewMap(tier.NVMe, 4<<20)
+		defer disk.Close()
+		k := open(t, layouts()["ranks"], 1<<20, tier.Config{Durable: disk})
+		name := chain(1, 0, 1)
+		a, _, _, err := k.Reserve(t.Context(), tier.ReserveRequest{Namespace: k.id, Names: name, Parts: 1, Want: 3, Deadline: time.Now().Add(time.Minute)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Commit(t.Context(), []tier.CommitRow{k.row(a, 0, name[0], 1)}, tier.CommitOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		a.Abort()
+		out, err := k.Demote(k.id, name)
+		outcomes(t, out, err, tier.ItemDeferred)
+		synctest.Wait()
+		if ram, disk := k.Resident(paging.BlockID{Namespace: k.id, Name: name[0]}); ram != 0 || disk != 1 {
+			t.Errorf("parts %b in RAM, %b on disk", ram, disk)
+		}
+		if hold := k.fetch(t.Context(), tier.FetchRequest{Names: name, Parts: 1}); hold.Usable != 1 {
+			t.Errorf("usable %d", hold.Usable)
+		} else {
+			hold.Release()
+		}
+	})
+}
+
+// A set longer than RAM is granted block by block, as far as there is room.
+func TestSetLongerThanRAM(t *testing.T) {
+	inBubble(t, func(t *testing.T, k *kit, _ *tiertest.Faulty) {
+		names := chain(1, 0, 100)
+		k.toDisk(names[:50])
+		k.toDisk(chain(1, 50, 50))
+		hold := k.fetch(within(t, time.Second), tier.FetchRequest{Names: append([]paging.BlockName{{1}}, names...), Mode: tier.ModeSet})
+		if hold.Usable < ramPages-3 || hold.Usable > ramPages || len(hold.Tiers) != 101 {
+			t.Errorf("%d of %d blocks that fit RAM, %d rows", hold.Usable, ramPages, len(hold.Tiers))
+		}
+		if hold.Short[0] != (tier.Shortfall{Block: 0, Count: 1, Reason: tier.NotFound}) || hold.Short[1].Reason != tier.NoSpace {
+			t.Errorf("shortfalls %+v", hold.Short)
+		}
+		hold.Release()
+	})
+}

@@ -103,7 +103,8 @@ func (f *fetch) startLoads() (stalled bool) {
 func (f *fetch) refuse(i int, r Reason) {
 	if f.req.Mode == ModeSet {
 		f.reasons[i] = r
-		f.replan()
+		f.pins[i] = false
+		f.h.unpin(f.ids[i], f.h.mu.index.at(f.ids[i]))
 		return
 	}
 	before := f.usable
@@ -113,6 +114,10 @@ func (f *fetch) refuse(i int, r Reason) {
 		f.reasons[i] = r
 	}
 }
+
+// maxShrinks bounds how often a fetch gives up rows of its own: each time costs a
+// pass over all rows, and should be the last.
+const maxShrinks = 32
 
 // shrink gives up rows at the end of a prefix, so that the room of those that
 // are resident serves row i and the ones after it: a prefix that is longer than
@@ -129,11 +134,11 @@ func (f *fetch) shrink(i int) bool {
 			continue
 		}
 		need -= f.ns.slotsOf(f.unstarted(end))
-		if b := f.h.mu.index.at(f.ids[end]); b.pins == 1 {
+		if b := f.h.mu.index.at(f.ids[end]); b.pins == 1 && (!f.h.needsCopy(b) || f.h.mu.bypass) {
 			room += f.ns.slotsOf(b.ram)
 		}
 	}
-	if room == 0 {
+	if f.shrinks++; room == 0 || f.shrinks > maxShrinks {
 		return false
 	}
 	f.refuse(end, NoSpace)

@@ -43,6 +43,9 @@ func (h *Hierarchy) freeAside(n *namespace, part int, ref Ref) {
 func (h *Hierarchy) makeRoom(n *namespace, part int, by *Promotion) bool {
 	t := n.tenant
 	id := blockID(0)
+	if h.evictable() == 0 {
+		return false // at once: looking for what is not there takes a while
+	}
 	if t.ram[clean] > 0 || h.mu.bypass && t.ram[dirty] > 0 {
 		id = h.ramVictim(t)
 	}
@@ -69,6 +72,17 @@ func (h *Hierarchy) makeRoom(n *namespace, part int, by *Promotion) bool {
 		return true
 	}
 	return ok
+}
+
+// evictable is the bytes that may leave RAM now, of all tenants.
+func (h *Hierarchy) evictable() (bytes int64) {
+	for _, t := range h.mu.tenantList {
+		bytes += t.ram[clean]
+		if h.mu.bypass {
+			bytes += t.ram[dirty]
+		}
+	}
+	return bytes
 }
 
 // mayNotLeaveRAM reports whether a block must stay: somebody uses it, or its

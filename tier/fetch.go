@@ -164,6 +164,7 @@ type fetch struct {
 	reasons []Reason  // per row: why it was given up
 	loaded  []bool    // per row: came from disk
 	waits   []wait
+	shrinks int
 }
 
 // wait is a load that this fetch waits for.

@@ -234,7 +234,7 @@ func (h *Hierarchy) Demote(ns paging.NamespaceID, names []paging.BlockName) ([]I
 		}
 		b.flags |= leaveRAM
 		h.hasten(id, b)
-		if b.pins > 0 || h.needsCopy(b) {
+		if b.pins > 0 || b.ram&^b.disk != 0 {
 			return ItemDeferred
 		}
 		h.settle(id, b)

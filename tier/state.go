@@ -166,7 +166,7 @@ func (h *Hierarchy) settle(id blockID, b *block) {
 		return
 	}
 	if b.ram != 0 {
-		if b.flags.has(leaveRAM) && !h.needsCopy(b) {
+		if b.flags.has(leaveRAM) && b.ram&^b.disk == 0 {
 			h.evictRAM(id, b, false)
 		} else {
 			h.enterRAMOrder(id, b, 0)
