@@ -44,7 +44,7 @@ var importMap = map[string][]string{
 	"server/placement":       {"paging"},
 	"server/member":          {"paging", "server/placement"},
 	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
-	"server/transport":       {"paging", "server/placement"},
+	"server/transport":       {"paging", "paging/check/sabotage", "server/placement"},
 	"server/migrate":         {"paging", "server/placement"},
 	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
