@@ -37,12 +37,12 @@ func (t *Transport) serveControl(l *link) {
 		if err := a.out.run(); err != nil {
 			t.metrics.ended(err)
 		}
-		l.Close()
+		hangUp(l)
 	})
 	t.metrics.ended(a.read())
 	cancel()
 	a.out.close()
-	l.Close()
+	hangUp(l)
 	writer.Wait()
 	a.calls.Wait()
 }
@@ -129,7 +129,7 @@ func (a *answering) call(id uint64, payload []byte) error {
 			err = a.out.send(header{kind: frameReply, request: id}, out)
 		}
 		if err != nil {
-			a.l.Close() // too much waits to be read: the caller must not wait for this answer
+			hangUp(a.l) // too much waits to be read: the caller must not wait for this answer
 		}
 	})
 	return nil

@@ -83,7 +83,7 @@ func (p *peer) dialControl(ctx context.Context) (*control, error) {
 	p.mu.control = c
 	p.mu.health = p.mu.health.Reached()
 	p.mu.Unlock()
-	if !p.t.run(l, func() { _ = c.out.run(); l.Close() }, c.run) {
+	if !p.t.run(l, func() { _ = c.out.run(); hangUp(l) }, c.run) {
 		return nil, fmt.Errorf("node %s: %w", p.id.Short(), paging.ErrClosed)
 	}
 	return c, nil
@@ -129,7 +129,7 @@ func (c *control) ping(now time.Time) {
 	if c.mu.pinged.IsZero() && now.Sub(c.mu.asked) >= c.p.t.cfg.pingEvery() {
 		c.mu.pinged, c.mu.asked = now, now
 		if c.out.send(header{kind: framePing}, nil) != nil {
-			c.l.Close()
+			hangUp(c.l)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func (c *control) ping(now time.Time) {
 // silence means that the peer, or the way to it, is broken.
 func (c *control) run() {
 	err := c.read()
-	c.l.Close()
+	hangUp(c.l)
 	c.out.close()
 	c.mu.Lock()
 	c.mu.ended = true

@@ -23,7 +23,9 @@ type claim struct {
 	granted chan struct{} // closed when it is
 }
 
-func newBudget(limit int64) *budget { return &budget{limit: limit, poked: map[chan<- struct{}]struct{}{}} }
+func newBudget(limit int64) *budget {
+	return &budget{limit: limit, poked: map[chan<- struct{}]struct{}{}}
+}
 
 // charge is what n bytes count: what is larger than the whole budget takes all of it.
 func (b *budget) charge(n int64) int64 { return min(n, b.limit) }

@@ -96,7 +96,7 @@ func (d *download) ask(l *lot, timeout time.Duration) bool {
 	d.mu.open[l.id] = l
 	d.armLocked(l.asked)
 	if err := d.out.send(header{kind: frameRequest, request: l.id}, request); err != nil {
-		d.l.Close() // the reader sees it, and ends the lot with the others
+		hangUp(d.l) // the reader sees it, and ends the lot with the others
 	}
 	return true
 }
@@ -109,7 +109,7 @@ func (d *download) cancel(l *lot) {
 	l.cancelled = true
 	if d.mu.open[l.id] == l && !d.mu.ended {
 		if err := d.out.send(header{kind: frameCancel, request: l.id}, nil); err != nil {
-			d.l.Close()
+			hangUp(d.l)
 		}
 	}
 	for d.mu.held == l {
@@ -128,7 +128,7 @@ func (d *download) armLocked(now time.Time) {
 		wait = d.t.cfg.StallAfter
 	}
 	if d.l.SetReadDeadline(now.Add(wait)) != nil {
-		d.l.Close()
+		hangUp(d.l)
 	}
 }
 
@@ -172,7 +172,7 @@ func (d *download) goesOn(err error) bool {
 // run reads until the connection ends.
 func (d *download) run() {
 	err := d.read()
-	d.l.Close()
+	hangUp(d.l)
 	d.out.close()
 	d.end(err)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"strconv"
@@ -53,7 +54,7 @@ func (c MuxConfig) withDefaults() (MuxConfig, error) {
 		problems = append(problems, fmt.Errorf("cluster id of %d bytes, want 1 to %d", len(c.Cluster), maxClusterBytes))
 	}
 	if c.Resolve == nil {
-		problems = append(problems, errors.New("Resolve is nil"))
+		problems = append(problems, errors.New("no Resolve"))
 	}
 	if c.TLS != nil && (c.TLS.Certificate == nil || c.TLS.Roots == nil) {
 		problems = append(problems, errors.New("TLS without a certificate or without roots"))
@@ -136,6 +137,10 @@ type link struct {
 // Close ends the connection at once, whatever runs on it.
 func (l *link) Close() error { return l.raw.Close() }
 
+// hangUp closes a connection that is not used any more. Whoever still reads or
+// writes sees it; an error of Close has nobody to tell.
+func hangUp(c io.Closer) { _ = c.Close() }
+
 // OpenMux listens. Raft connections wait for Accept from now on, the others are
 // refused until a Transport is opened. Errors: paging.ErrInvalid for a wrong
 // MuxConfig, or that of the listener.
@@ -171,7 +176,7 @@ func (m *Mux) Close() error {
 	first := !m.mu.closed
 	m.mu.closed = true
 	for c := range m.mu.conns {
-		c.Close()
+		hangUp(c)
 	}
 	m.mu.Unlock()
 	if !first {
@@ -250,7 +255,7 @@ func (m *Mux) connect(ctx context.Context, address string, node placement.NodeID
 		return nil, err
 	}
 	l := &link{Conn: raw, raw: raw, peer: node}
-	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	stop := context.AfterFunc(ctx, func() { hangUp(raw) })
 	if m.cfg.TLS != nil {
 		l.Conn, err = m.cfg.TLS.dial(ctx, raw, node)
 		if errors.Is(err, errNotNamed) {
@@ -264,7 +269,7 @@ func (m *Mux) connect(ctx context.Context, address string, node placement.NodeID
 		err = ctx.Err()
 	}
 	if err != nil {
-		raw.Close()
+		hangUp(raw)
 		return nil, errors.Join(err, ctx.Err())
 	}
 	return l, nil
@@ -276,7 +281,7 @@ func (m *Mux) acceptAll() {
 		switch {
 		case m.ctx.Err() != nil || errors.Is(err, net.ErrClosed):
 			if err == nil {
-				c.Close()
+				hangUp(c)
 			}
 			return
 		case err != nil: // out of descriptors or memory
@@ -286,7 +291,7 @@ func (m *Mux) acceptAll() {
 		}
 		if !m.track(c) {
 			m.refused[Overloaded].Add(1)
-			c.Close()
+			hangUp(c)
 			continue
 		}
 		m.running.Go(func() { m.take(c) }) // owner: Mux; exits with the connection; bound: MaxConns
@@ -333,7 +338,7 @@ func (m *Mux) take(raw net.Conn) {
 	<-m.shaking
 	if why != NotRefused {
 		m.refused[why].Add(1)
-		raw.Close()
+		hangUp(raw)
 		m.untrack(raw)
 		return
 	}
@@ -348,7 +353,7 @@ func (m *Mux) take(raw net.Conn) {
 	if serve != nil {
 		serve(l)
 	}
-	raw.Close()
+	hangUp(raw)
 	m.untrack(raw)
 }
 
@@ -358,7 +363,7 @@ func (m *Mux) queue(l *link) {
 	case m.raft <- &tracked{link: l, mux: m}:
 	default:
 		m.refused[Overloaded].Add(1)
-		l.Close()
+		hangUp(l)
 		m.untrack(l.raw)
 	}
 }
@@ -377,7 +382,7 @@ func (t *tracked) Close() error {
 
 // shake is the listener's half of the handshake.
 func (m *Mux) shake(ctx context.Context, raw net.Conn) (*link, Kind, Refusal) {
-	stop := context.AfterFunc(ctx, func() { raw.Close() })
+	stop := context.AfterFunc(ctx, func() { hangUp(raw) })
 	defer stop()
 	l := &link{Conn: raw, raw: raw}
 	named := func(placement.NodeID) bool { return true }

@@ -115,11 +115,11 @@ func (p *peer) failed(err error) {
 
 func (p *peer) close(control *control, bulk []*download) {
 	if control != nil {
-		control.l.Close()
+		hangUp(control.l)
 	}
 	for _, d := range bulk {
 		if d != nil {
-			d.l.Close()
+			hangUp(d.l)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (p *peer) download(ctx context.Context) (*download, error) {
 	p.mu.Lock()
 	p.mu.bulk[turn] = d
 	p.mu.Unlock()
-	if !p.t.run(l, func() { _ = d.out.run(); l.Close() }, d.run) {
+	if !p.t.run(l, func() { _ = d.out.run(); hangUp(l) }, d.run) {
 		return nil, fmt.Errorf("node %s: %w", p.id.Short(), paging.ErrClosed)
 	}
 	return d, nil

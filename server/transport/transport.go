@@ -66,7 +66,7 @@ func (t *Transport) Close() error {
 	first := !t.mu.closed
 	t.mu.closed = true
 	for l := range t.mu.links {
-		l.Close()
+		hangUp(l)
 	}
 	t.mu.Unlock()
 	if !first {
@@ -126,7 +126,7 @@ func (t *Transport) leave(l *link) {
 // Transport is closed, and so is the connection.
 func (t *Transport) run(l *link, writer, reader func()) bool {
 	if !t.enter(l) {
-		l.Close()
+		hangUp(l)
 		return false
 	}
 	// Owner: the peer. Exit: the end of the connection. Bound: BulkConns and one

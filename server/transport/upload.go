@@ -87,7 +87,7 @@ func (t *Transport) serveBulk(l *link) {
 	writer.Go(u.write) // owner: serveBulk; exits when the connection ends
 	t.metrics.ended(u.read())
 	u.cancel()
-	l.Close()
+	hangUp(l)
 	writer.Wait()
 }
 
@@ -192,7 +192,7 @@ func (u *upload) write() {
 		}
 		if err := u.flush(); err != nil {
 			u.t.metrics.ended(err)
-			u.l.Close()
+			hangUp(u.l)
 			return
 		}
 		beat.Reset(u.t.cfg.beatEvery())

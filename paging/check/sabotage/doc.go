@@ -8,6 +8,7 @@
 //   - neighbour-page: a load answers with the bytes of the slot beside it
 //   - publish-first: the commit record is made durable before the bytes
 //   - reuse-leased-slot: a slot is reused while a lease holds it
+//   - skip-receive-verify: checksums of pages from other nodes are not compared
 //
 // Safe for concurrent use.
 package sabotage
