@@ -3,6 +3,8 @@ package server
 import (
 	"path/filepath"
 	"time"
+
+	"github.com/kvtier/kvtier/paging"
 )
 
 // Off as the value of an address says that nothing listens there.
@@ -41,13 +43,11 @@ type Config struct {
 	// while the disk is idle. 0: 10 s.
 	FlushAfter time.Duration `yaml:"flush-after"`
 	// StagingBytes is the writable memory given to an engine that does not say how
-	// much it wants; the most is an eighth of RAMBytes. 0: 64 MiB.
+	// much it wants; the most is an eighth of RAMBytes. 0: 64 MiB, or that eighth.
 	StagingBytes Size `yaml:"staging"`
-	// HugePages asks for huge pages under the RAM tier.
+	// HugePages asks for pages of 2 MiB under the RAM tier: from the kernel's pool,
+	// else transparent ones.
 	HugePages bool `yaml:"huge-pages"`
-	// HugeDir is a tmpfs mounted with huge=always to take them from. Empty: the
-	// kernel's pool (MFD_HUGETLB).
-	HugeDir string `yaml:"huge-dir"`
 	// NUMANode binds the RAM tier to a memory node. Absent: it is not bound.
 	NUMANode *int `yaml:"numa-node"`
 
@@ -149,7 +149,7 @@ func (c Config) WithDefaults() Config {
 	}
 	orDefault(&c.Policy, defaultPolicy)
 	orDefault(&c.FlushAfter, defaultFlushAfter)
-	orDefault(&c.StagingBytes, defaultStagingBytes)
+	orDefault(&c.StagingBytes, max(min(defaultStagingBytes, c.RAMBytes/stagingShare), paging.UnitBytes))
 	orDefault(&c.LeaseTTL, defaultLeaseTTL)
 	orDefault(&c.StopWithin, defaultStopWithin)
 	orDefault(&c.MaxAttachments, defaultMaxAttachments)

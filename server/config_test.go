@@ -51,8 +51,8 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 		cfg  Config
 		want []string
 	}{
-		{"many", Config{RAMBytes: 5, NVMeBytes: 1 << 30, Socket: long, LeaseTTL: 1, MaxAttachments: -1, NUMANode: &node, HugeDir: "/x"},
-			[]string{"ram:", "nvme:", "socket:", "lease-ttl:", "max-attachments:", "numa-node:", "huge-dir:", "staging:"}},
+		{"many", Config{RAMBytes: 5, NVMeBytes: 1 << 30, Socket: long, LeaseTTL: 1, MaxAttachments: -1, NUMANode: &node},
+			[]string{"ram:", "nvme:", "socket:", "lease-ttl:", "max-attachments:", "numa-node:", "staging:"}},
 		{"same socket", Config{Socket: "/a", HandoffSocket: "/a"}, []string{"handoff-socket:"}},
 		{"half of tls", Config{TLS: TLS{Cert: "c"}}, []string{"tls: cert and key"}},
 		{"client auth without ca", Config{TLS: TLS{Cert: "c", Key: "k", ClientAuth: true}}, []string{"tls.client-auth:"}},

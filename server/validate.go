@@ -69,9 +69,6 @@ func (c *Config) validateSizes(p *problems) {
 	if c.NUMANode != nil && (*c.NUMANode < 0 || *c.NUMANode > 1023) {
 		p.add("numa-node", "%d: want a node number of /sys/devices/system/node, or leave it out", *c.NUMANode)
 	}
-	if c.HugeDir != "" && !c.HugePages {
-		p.add("huge-dir", "is set, but huge-pages is not: set huge-pages: true")
-	}
 }
 
 func (c *Config) validateSockets(p *problems) {
