@@ -73,6 +73,7 @@ const warmBatches = 8
 
 func (b *commits) run(ctx context.Context) (*CommitReport, error) {
 	rounds := int(max(1, b.cfg.Bytes/b.cfg.BatchBytes))
+	step := stepper(b.cfg.Progress, int64(warmBatches+rounds))
 	for i := range warmBatches + rounds {
 		if i == warmBatches {
 			b.committed, b.copied, b.committedBytes, b.bytes = 0, 0, 0, 0
@@ -87,9 +88,7 @@ func (b *commits) run(ctx context.Context) (*CommitReport, error) {
 		if i%2 == 1 {
 			b.bound(i)
 		}
-		if b.cfg.Progress != nil {
-			b.cfg.Progress(int64(i+1), int64(warmBatches+rounds))
-		}
+		step()
 	}
 	r := &CommitReport{
 		PageBytes: b.cfg.PageBytes, BatchPages: b.pages, Bytes: b.committedBytes, CommitUS: b.times.Quantiles(),

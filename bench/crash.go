@@ -19,18 +19,18 @@ type CrashConfig struct {
 	Seed     uint64
 	Node     NodeConfig // its Dir is set; RAM and NVMe that are 0 get sizes that make demotion and churn happen
 	TempDir  string
-	Progress func(done, total int64)
+	Progress Progress
 }
 
 // Shape of the load. The blocks that are kept alive stay under half of the NVMe
 // budget, so that nothing but a fault can take a durable one away.
 const (
-	crashRAM       = 48 << 20
-	crashNVMe      = 256 << 20
+	crashRAM       = 32 << 20
+	crashNVMe      = 96 << 20
 	crashWriters   = 2
 	crashChain     = 12 // blocks of a chain
 	crashMinLoad   = 5 * time.Millisecond
-	crashMaxLoad   = 400 * time.Millisecond
+	crashMaxLoad   = 300 * time.Millisecond
 	crashAlive     = 2               // the NVMe budget over this is the most that is alive
 	crashProbes    = 64              // names that were never committed, asked for in every round
 	crashBlockSize = 64<<10 + 16<<10 // room of a block's two pages
@@ -65,13 +65,12 @@ func Crash(ctx context.Context, cfg CrashConfig) (_ *CrashReport, err error) {
 	if err := c.open(ctx); err != nil {
 		return nil, err
 	}
+	step := stepper(cfg.Progress, int64(cfg.Rounds))
 	for round := range cfg.Rounds {
 		if err := c.round(ctx, round); err != nil {
 			return nil, fmt.Errorf("round %d of seed %d: %w", round, cfg.Seed, err)
 		}
-		if cfg.Progress != nil {
-			cfg.Progress(int64(round+1), int64(cfg.Rounds))
-		}
+		step()
 	}
 	if err := c.refill(ctx); err != nil {
 		return nil, fmt.Errorf("filling the tier after %d crashes of seed %d: %w", cfg.Rounds, cfg.Seed, err)

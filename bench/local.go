@@ -25,7 +25,7 @@ type LocalConfig struct {
 
 const (
 	fetchPages   = 64
-	localRAM     = 1 << 30
+	localRAM     = 256 << 20
 	localSpare   = 160 << 20 // of RAM beside the pages: staging
 	localWarm    = 200       // calls that are not counted
 	localVerify  = 64        // every so many calls all pages of the fetch are checked
@@ -190,6 +190,7 @@ func (l *local) measure(ctx context.Context) error {
 		func(ctx context.Context, i int) error { return l.timedFetch(ctx, l.unary, &l.unaryFetch, i) },
 		func(ctx context.Context, _ int) error { return l.timedEmpty(ctx, l.unary, &l.unaryEmpty) },
 	}
+	step := stepper(l.cfg.Progress, int64(localWarm+l.cfg.Calls))
 	for i := range localWarm + l.cfg.Calls {
 		if i == localWarm {
 			for _, times := range []*Latency{&l.fetch, &l.empty, &l.unaryFetch, &l.unaryEmpty, &l.release} {
@@ -201,9 +202,7 @@ func (l *local) measure(ctx context.Context) error {
 				return err
 			}
 		}
-		if l.cfg.Progress != nil {
-			l.cfg.Progress(int64(i+1), int64(localWarm+l.cfg.Calls))
-		}
+		step()
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ type ReplayConfig struct {
 	// TempDir is where the working directory is made. Empty: the system's.
 	TempDir string
 	// Progress, if not nil, is told how many of how many requests are done.
-	Progress func(done, total int64)
+	Progress Progress
 }
 
 // Replay plays the trace and reports what the clients saw. The error is what
@@ -138,19 +138,12 @@ func (r *replay) play(ctx context.Context) error {
 	defer cancel(nil)
 	jobs := make(chan *chain)
 	var workers, crashes sync.WaitGroup
-	var done int64
-	var mu sync.Mutex // guards done
-	total := int64(r.requests())
+	step := stepper(r.cfg.Progress, int64(r.requests()))
 	for _, e := range r.engines {
 		workers.Go(func() { // owner: play; ends when jobs is closed; one per client
 			for c := range jobs {
 				r.one(ctx, e, c)
-				mu.Lock()
-				done++
-				if r.cfg.Progress != nil {
-					r.cfg.Progress(done, total)
-				}
-				mu.Unlock()
+				step()
 			}
 		})
 	}
