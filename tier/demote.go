@@ -14,7 +14,7 @@ import (
 // disk busy, few enough that what waits for a clean block waits for
 // milliseconds.
 const (
-	batchPages = 32
+	batchPages = 256
 	batchBytes = 16 << 20
 )
 
