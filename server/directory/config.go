@@ -129,7 +129,10 @@ const (
 	trailingLogs     = 4096
 	snapshotEntries  = 16384
 	snapshotEvery    = 30 * time.Second
-	commitTimeout    = 50 * time.Millisecond
+	// A follower learns that an entry is committed with the next message, which an
+	// idle leader sends after one to two of these: a claim is seen everywhere within
+	// about 45 ms.
+	commitTimeout = 20 * time.Millisecond
 )
 
 func (c *Config) raft() *raft.Config {
