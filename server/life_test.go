@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/proto/kvstatus"
@@ -229,6 +232,50 @@ func TestStopIsBounded(t *testing.T) {
 		}
 		if !told {
 			t.Errorf("engine %d was not told", i)
+		}
+	}
+}
+
+// Streams of pages that run when the node stops end with a typed error, within
+// the bound, and hold nothing.
+func TestStopEndsStreams(t *testing.T) {
+	cfg := servertest.Config(t)
+	cfg.StopWithin, cfg.Listen = 2*time.Second, "127.0.0.1:0"
+	n := startNode(t, cfg)
+	e := n.raw(t, "", &kvtierv1.Hello{StagingBytes: 2 << 20})
+	ns := e.register(1<<20, 1)
+	names := blockNames(0, 10)
+	for i := range names {
+		e.put(ns, names[i:i+1])
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var streams []grpc.ServerStreamingClient[kvtierv1.ReadPagesResponse]
+	for range 10 {
+		pages := kvtierv1.NewPagesServiceClient(dialTCP(t, n, insecure.NewCredentials(), ""))
+		s, err := pages.ReadPages(ctx, &kvtierv1.ReadPagesRequest{NamespaceId: ns, BlockNames: packNames(names)})
+		if err == nil {
+			_, err = s.Recv() // and no more: the node waits for room to send
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, s)
+	}
+	start := time.Now()
+	if err := n.Stop(); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if d := time.Since(start); d > cfg.StopWithin {
+		t.Errorf("stopped within %v, want %v", d, cfg.StopWithin)
+	}
+	for i, s := range streams {
+		var err error
+		for err == nil {
+			_, err = s.Recv()
+		}
+		if err := kvstatus.Err(err); !errors.Is(err, paging.ErrUnavailable) {
+			t.Errorf("stream %d ended with %v", i, err)
 		}
 	}
 }

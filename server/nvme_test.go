@@ -258,3 +258,38 @@ func TestTwoNodesOnOneDirectory(t *testing.T) {
 		t.Errorf("second node on the directory: %v, want unavailable", err)
 	}
 }
+
+// RAM full of leases: a fetch of what is on disk says so at once, whatever time
+// it was given.
+func TestFetchIntoFullRAM(t *testing.T) {
+	cfg := twoTiers(t)
+	n := startNode(t, cfg)
+	c := n.client(t, client.Config{})
+	ns, names := manyBlocks(t, n, c, 400)
+	var leases []*client.Lease
+	full := false
+	for at := 0; at+20 <= len(names) && !full; at += 20 {
+		l, err := c.Fetch(t.Context(), client.FetchRequest{Namespace: ns, Names: names[at : at+20], Mode: client.ModeSet, Timeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, l)
+		full = l.Usable < 20
+	}
+	if !full {
+		t.Fatal("RAM did not fill up")
+	}
+	start := time.Now()
+	l, err := c.Fetch(t.Context(), client.FetchRequest{Namespace: ns, Names: names[395:], Mode: client.ModeSet, Timeout: 10 * time.Second})
+	if err != nil || l.Usable != 0 || l.Shortfalls[0].Reason != client.ReasonNoSpace {
+		t.Errorf("fetch into full RAM: %+v, %v", l, err)
+	}
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("it took %v to say so", d)
+	}
+	for _, l := range append(leases, l) {
+		if err := l.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}

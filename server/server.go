@@ -156,7 +156,7 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.tracing, err = openTracing(ctx, cfg.OTLPEndpoint, n.identity); err != nil {
+	if s.tracing, err = openTracing(ctx, cfg.OTLPEndpoint, n.identity, n.log); err != nil {
 		return err
 	}
 	gid, err := socketGroup(cfg.SocketGroup)
@@ -303,7 +303,7 @@ func (s *Server) release(ctx context.Context) error {
 	if s.node != nil {
 		errs = append(errs, s.node.close(ctx))
 	}
-	add("tracing", s.tracing.close(ctx))
+	s.tracing.close(ctx)
 	if s.dir != nil {
 		s.dir.close()
 	}

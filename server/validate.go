@@ -16,7 +16,7 @@ import (
 const (
 	minRAMBytes      = 1 << 20
 	minNVMeBytes     = 16 << 20
-	maxSocketPath    = 107 // sockaddr_un
+	maxSocketPath    = 106 // sockaddr_un less the mark of a socket that is being made
 	maxTenants       = 1024
 	maxTenantName    = 64
 	minTokenBytes    = 16
