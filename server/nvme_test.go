@@ -231,7 +231,7 @@ func TestRetentionVerbs(t *testing.T) {
 			}
 		}
 	}
-	two := append(names[:1:1], absent...)
+	two := []paging.BlockName{names[0], absent[0]}
 	got, err := c.Retain(t.Context(), ns, two, client.Retention{Priority: 80, TTL: time.Minute})
 	check("retain", got, err, client.ItemAccepted, client.ItemMissing)
 	got, err = c.Pin(t.Context(), ns, two, time.Minute)
