@@ -242,8 +242,10 @@ func (t *Tier) publish(runs []*run) {
 		if r.call.stored(r) {
 			continue
 		}
+		var refs []tier.Ref
 		for _, rec := range r.call.records[r.first:r.end] {
-			t.Free(rec.ref)
+			refs = append(refs, rec.ref)
 		}
+		t.bury(refs)
 	}
 }

@@ -41,7 +41,7 @@ func wantBypass(t *testing.T, tr *Tier, page tier.Page, r tier.Ref, reason strin
 func TestHungRead(t *testing.T) {
 	f := &faults{}
 	cfg := memConfig(vfs.NewMem(), f)
-	cfg.HangAfter = 30 * time.Millisecond
+	cfg.HangAfter = 100 * time.Millisecond
 	tr := mustOpen(t, cfg)
 	hung, hungRef := mustStore(t, tr, 1, 70_000)
 	good, goodRef := mustStore(t, tr, 2, 4096) // in another segment
@@ -129,10 +129,12 @@ func TestAllReadersHang(t *testing.T) {
 func TestHungWrite(t *testing.T) {
 	f := &faults{}
 	cfg := memConfig(vfs.NewMem(), f)
-	cfg.HangAfter = 20 * time.Millisecond
+	cfg.HangAfter = 500 * time.Millisecond
 	tr := mustOpen(t, cfg)
 	p, r := mustStore(t, tr, 1, 4096)
 	release := make(chan struct{})
+	let := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(let) // before Close
 	var hang atomic.Bool
 	hang.Store(true)
 	f.set(func(f *faults) {
@@ -157,7 +159,7 @@ func TestHungWrite(t *testing.T) {
 	}
 	wantBypass(t, tr, p, r, "not answered a write")
 	hang.Store(false)
-	close(release)
+	let()
 	<-settled
 	wantState(t, tr, tier.Ready)
 	mustStore(t, tr, 3, 4096)

@@ -106,8 +106,9 @@ func (t *Tier) fill(f file) error {
 		if !t.pace.writeBegins(n) {
 			return paging.ErrClosed
 		}
+		began := time.Now()
 		err := f.WriteAt([][]byte{zeros[:n]}, off)
-		t.pace.writeEnds(n)
+		t.pace.writeEnds(n, time.Since(began))
 		if err != nil {
 			return err
 		}

@@ -139,23 +139,26 @@ func (t *Tier) keeper() {
 
 // watch notices I/O that has run for too long.
 func (t *Tier) watch(now time.Time) {
-	hungReads, hungWrites := 0, 0
+	hungReads, hungReaders, hungWrites := 0, 0, 0
 	for i := range t.busy {
-		if !t.busy[i].hangs(now, t.cfg.HangAfter) {
-			continue
-		}
-		if i < t.cfg.Readers {
-			hungReads++
-		} else {
+		if t.busy[i].hangs(now, t.cfg.HangAfter) {
 			hungWrites++
 		}
 	}
+	t.mu.Lock()
+	for rd := range t.running {
+		if rd.clock.hangs(now, t.cfg.HangAfter) {
+			hungReads++
+			if !rd.here {
+				hungReaders++
+			}
+		}
+	}
+	t.readsHang = hungReaders == t.cfg.Readers
+	t.mu.Unlock()
 	t.pace.setHung(hungReads)
 	t.counters.hungReads.Store(int64(hungReads))
 	t.counters.hungWrites.Store(int64(hungWrites))
-	t.mu.Lock()
-	t.readsHang = hungReads == t.cfg.Readers
-	t.mu.Unlock()
 	if hungWrites > 0 {
 		t.bypass(fmt.Sprintf("the disk has not answered a write for %v", t.cfg.HangAfter))
 	}

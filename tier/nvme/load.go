@@ -17,61 +17,94 @@ type read struct {
 	ref    tier.Ref
 	offset int64
 	dst    []byte
+	here   bool // in the goroutine of the caller
+	clock  ioClock
 	err    error
 	done   chan struct{} // closed when dst is not used any more
 }
 
-// Load implements tier.Tier. The read runs on a goroutine of the tier, so that
-// it can be left behind when ctx ends.
+// Load implements tier.Tier. The read runs on one of the readers, so that it
+// can be left behind when ctx ends. If ctx cannot end (its Done is nil) it runs
+// in the caller's goroutine, which saves two switches: 40 µs of 300 on a busy
+// machine.
 func (t *Tier) Load(ctx context.Context, p tier.Page, r tier.Ref, dst []byte) error {
 	if len(dst) != int(p.Bytes) {
 		return fmt.Errorf("load a page of %d bytes into %d: %w", p.Bytes, len(dst), paging.ErrInvalid)
 	}
-	t.mu.Lock()
-	seg, err := t.loadableLocked(p, r)
-	t.mu.Unlock()
-	if err != nil {
+	began := time.Now()
+	rd := &read{ref: r, offset: int64(placeOf(r).Offset), dst: dst, here: ctx.Done() == nil, done: make(chan struct{})}
+	if err := t.beginRead(rd, p); err != nil {
 		return err
 	}
-	began := time.Now()
-	t.pace.readBegins()
-	rd := &read{seg: seg, ref: r, offset: int64(placeOf(r).Offset), dst: dst, done: make(chan struct{})}
 	if sabotage.On("neighbour-page") {
 		rd.offset = t.neighbour(rd)
 	}
-	if err := t.handRead(ctx, rd); err != nil {
+	if rd.here {
+		t.read(rd)
+		t.workers.Done()
+	} else if err := t.handRead(ctx, rd); err != nil {
 		return err
 	}
 	t.counters.readTime.observe(time.Since(began))
 	if rd.err != nil {
 		t.counters.readErrors.Add(1)
-		return mediumError("read", seg.id, rd.err)
+		return mediumError("read", rd.seg.id, rd.err)
 	}
 	t.counters.reads.Add(1)
 	t.counters.readBytes.Add(int64(len(dst)))
 	return t.verify(ctx, p, dst)
 }
 
-func (t *Tier) loadableLocked(p tier.Page, r tier.Ref) (*segment, error) {
+// beginRead pins the page and holds writes back.
+func (t *Tier) beginRead(rd *read, p tier.Page) error {
+	t.mu.Lock()
+	seg, err := t.loadableLocked(p, rd)
+	if err == nil {
+		rd.seg = seg
+		t.running[rd] = struct{}{}
+		if rd.here {
+			t.workers.Add(1) // Close, which waits for it, has not set the state yet
+		}
+	}
+	t.mu.Unlock()
+	if err == nil {
+		t.pace.readBegins()
+	}
+	return err
+}
+
+func (t *Tier) endRead(rd *read) {
+	t.pace.readEnds()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.running, rd)
+	t.unpinLocked(rd.ref)
+}
+
+// read does the I/O.
+func (t *Tier) read(rd *read) {
+	rd.clock.begin()
+	rd.err = rd.seg.file.ReadAt(rd.dst, rd.offset)
+	rd.clock.end()
+	t.endRead(rd)
+	close(rd.done)
+}
+
+func (t *Tier) loadableLocked(p tier.Page, rd *read) (*segment, error) {
 	switch {
 	case t.state == tier.Closed:
 		return nil, paging.ErrClosed
 	case t.state == tier.Loading:
 		return nil, t.stateErrorLocked()
-	case t.readsHang:
+	case t.readsHang && !rd.here:
 		return nil, fmt.Errorf("the disk does not answer reads: %w", paging.ErrUnavailable)
 	}
-	return t.pinLocked(r, p.Bytes)
+	return t.pinLocked(rd.ref, p.Bytes)
 }
 
 // handRead has a reader do rd and waits for the end of it.
 func (t *Tier) handRead(ctx context.Context, rd *read) error {
 	var err error
-	if ctx.Done() == nil {
-		var c ioClock
-		t.do(rd, &c)
-		return nil
-	}
 	select {
 	case t.reads <- rd:
 	case <-ctx.Done():
@@ -80,8 +113,7 @@ func (t *Tier) handRead(ctx context.Context, rd *read) error {
 		err = paging.ErrClosed
 	}
 	if err != nil {
-		t.pace.readEnds()
-		t.unpin(rd.ref)
+		t.endRead(rd)
 		return err
 	}
 	select {
@@ -96,24 +128,15 @@ func (t *Tier) handRead(ctx context.Context, rd *read) error {
 }
 
 // reader reads until Close.
-func (t *Tier) reader(clock *ioClock) {
+func (t *Tier) reader() {
 	for {
 		select {
 		case rd := <-t.reads:
-			t.do(rd, clock)
+			t.read(rd)
 		case <-t.closing:
 			return
 		}
 	}
-}
-
-func (t *Tier) do(rd *read, clock *ioClock) {
-	clock.begin()
-	rd.err = rd.seg.file.ReadAt(rd.dst, rd.offset)
-	clock.end()
-	t.pace.readEnds()
-	t.unpin(rd.ref)
-	close(rd.done)
 }
 
 // verify compares what was read with what was stored.

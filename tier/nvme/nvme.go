@@ -34,7 +34,7 @@ type Tier struct {
 	reads     chan *read
 	growNow   chan struct{} // wakes the pre-writer, capacity 1
 	keepNow   chan struct{} // wakes the keeper, capacity 1
-	busy      []ioClock     // one per reader, writer, and the committer
+	busy      []ioClock     // one per writer, and the committer
 
 	counters counters
 
@@ -67,7 +67,7 @@ func Open(cfg Config) (*Tier, error) {
 		reads:   make(chan *read),
 		growNow: make(chan struct{}, 1),
 		keepNow: make(chan struct{}, 1),
-		busy:    make([]ioClock, cfg.Readers+writeDepth+1),
+		busy:    make([]ioClock, writeDepth+1),
 	}
 	t.queue.init()
 	t.space.init(cfg.SegmentBytes)
@@ -124,18 +124,13 @@ func (t *Tier) indexConfig(create bool) indexConfig {
 
 // start starts the goroutines of the tier; all end at Close.
 func (t *Tier) start() {
-	clocks := t.busy
-	take := func() *ioClock { c := &clocks[0]; clocks = clocks[1:]; return c }
 	for range t.cfg.Readers {
-		clock := take()
-		t.workers.Go(func() { t.reader(clock) })
+		t.workers.Go(t.reader)
 	}
-	for range writeDepth {
-		clock := take()
-		t.workers.Go(func() { t.writer(clock) })
+	for i := range writeDepth {
+		t.workers.Go(func() { t.writer(&t.busy[i]) })
 	}
-	clock := take()
-	t.workers.Go(func() { t.committer(clock) })
+	t.workers.Go(func() { t.committer(&t.busy[writeDepth]) })
 	t.workers.Go(t.prewriter)
 	t.workers.Go(t.keeper)
 }

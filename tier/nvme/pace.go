@@ -10,6 +10,8 @@ import (
 const (
 	writeDepth      = 8
 	writeDepthBytes = 4 << 20
+	// maxRest bounds the rest after a write beside reads.
+	maxRest = 5 * time.Millisecond
 	// writeChunkBytes is the longest single write: a longer page lets reads in
 	// between.
 	writeChunkBytes = 2 << 20
@@ -109,8 +111,15 @@ func (p *pacer) capLocked(n int64) time.Duration {
 	return wait
 }
 
-func (p *pacer) writeEnds(n int64) {
+// writeEnds gives the turn on. Beside reads the disk rests from writes for as
+// long as the last one took, so that at least half of its time is for reads.
+func (p *pacer) writeEnds(n int64, took time.Duration) {
 	p.mu.Lock()
+	if p.reads > p.hung {
+		p.mu.Unlock()
+		time.Sleep(min(took, maxRest))
+		p.mu.Lock()
+	}
 	p.writes--
 	p.bytes -= n
 	p.cond.Broadcast()

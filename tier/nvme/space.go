@@ -39,6 +39,7 @@ type space struct {
 	readBytes   int64 // of freed slots that a read still holds
 	dropBytes   int64 // of segments that are being deleted
 
+	running map[*read]struct{}    // reads that wait or run
 	pinned  map[tier.Ref]int32    // reads that run
 	ended   map[tier.Ref]struct{} // removed durably, but still pinned
 	waiting int                   // stores that wait for room
@@ -63,6 +64,7 @@ func (s *space) init(segmentBytes int64) {
 	s.nextSegment = 1
 	s.segmentSize = segmentBytes
 	s.emptySince = map[paging.ExtentID]time.Time{}
+	s.running = map[*read]struct{}{}
 	s.pinned = map[tier.Ref]int32{}
 	s.ended = map[tier.Ref]struct{}{}
 	s.changed = make(chan struct{})
@@ -173,10 +175,16 @@ func (t *Tier) returnLocked(p paging.Place, bytes uint32) {
 // Free implements tier.Tier. The records go in the next group of the committer.
 func (t *Tier) Free(refs ...tier.Ref) {
 	t.mu.Lock()
-	if t.state == tier.Closed {
-		t.mu.Unlock()
-		return
+	closed := t.state == tier.Closed
+	t.mu.Unlock()
+	if !closed {
+		t.bury(refs)
 	}
+}
+
+// bury has the records of pages removed, during Close too.
+func (t *Tier) bury(refs []tier.Ref) {
+	t.mu.Lock()
 	dead := make([]tier.Ref, 0, len(refs))
 	for _, r := range refs {
 		if r != 0 && t.killLocked(r) {
@@ -241,9 +249,7 @@ func (t *Tier) pinLocked(r tier.Ref, bytes uint32) (*segment, error) {
 	return t.segments[p.Extent], nil
 }
 
-func (t *Tier) unpin(r tier.Ref) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (t *Tier) unpinLocked(r tier.Ref) {
 	if t.pinned[r]--; t.pinned[r] > 0 {
 		return
 	}

@@ -289,10 +289,12 @@ func (t *Tier) writeAt(clock *ioClock, s *segment, bufs [][]byte, offset, bytes 
 	if !t.pace.writeBegins(bytes) {
 		return paging.ErrClosed
 	}
-	defer t.pace.writeEnds(bytes)
+	began := time.Now()
 	clock.begin()
-	defer clock.end()
-	return s.file.WriteAt(bufs, offset)
+	err := s.file.WriteAt(bufs, offset)
+	clock.end()
+	t.pace.writeEnds(bytes, time.Since(began))
+	return err
 }
 
 // maxWriteFailures in a row put the tier in bypass.
