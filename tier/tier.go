@@ -70,10 +70,10 @@ type Tier interface {
 	// (src[i] does not have pages[i].Bytes bytes, or the lengths of the
 	// slices differ; then nothing was stored). A durable tier has made a page
 	// durable before its ref is set. owners[i] is the caller's number for the
-	// page, for Reclaim.
+	// page, for Reclaim; 2^32-1 is none.
 	//
-	// src is borrowed until Store returns, or, if ctx ended while the medium
-	// was still reading it, until Unsettled(err) is closed. It is not modified.
+	// src is borrowed until Store returns, or, if it gave up while the medium was
+	// still reading src, until Unsettled(err) is closed. It is not modified.
 	Store(ctx context.Context, pages []Page, src [][]byte, owners []uint32, refs []Ref) error
 
 	// Load fills dst, of p.Bytes bytes, with the page at r and compares its
@@ -85,7 +85,8 @@ type Tier interface {
 	// paging.ErrInvalid.
 	//
 	// dst is borrowed like src of Store: after Unsettled(err) != nil the medium
-	// may write to it until that channel is closed.
+	// may write to it until that channel is closed. A ctx that cannot end (its
+	// Done is nil) may be cheaper: nothing has to be left behind.
 	Load(ctx context.Context, p Page, r Ref, dst []byte) error
 
 	// Free gives the space of refs back. It does not block on the medium. A
@@ -219,7 +220,8 @@ func NotSettled(err error, done <-chan struct{}) error {
 }
 
 // Unsettled is nil if the call that returned err has let go of the caller's
-// memory, as it has in all cases but one: ctx ended while the medium worked.
+// memory, as it has in all cases but one: the call gave up, because ctx ended,
+// the tier was closed or went into bypass, while the medium worked.
 // Then the caller keeps src or dst untouched, and does not reuse it, until the
 // channel is closed.
 func Unsettled(err error) <-chan struct{} {

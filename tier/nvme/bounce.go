@@ -16,8 +16,9 @@ const bounceBytes = 1 << 20
 type bouncePool struct {
 	reads, writes atomic.Int64 // pages that went through a buffer whole
 
-	mu   sync.Mutex
-	free [][]byte
+	mu     sync.Mutex
+	free   [][]byte
+	closed bool
 }
 
 const keptBounces = 16
@@ -42,7 +43,7 @@ func (p *bouncePool) get() []byte {
 func (p *bouncePool) put(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.free) < keptBounces {
+	if len(p.free) < keptBounces && !p.closed {
 		p.free = append(p.free, b)
 		return
 	}
@@ -56,5 +57,5 @@ func (p *bouncePool) close() {
 	for _, b := range p.free {
 		_ = unix.Munmap(b)
 	}
-	p.free = nil
+	p.free, p.closed = nil, true
 }

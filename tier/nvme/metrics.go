@@ -32,6 +32,9 @@ type Metrics struct {
 	AbandonedReads  int64 // loads that left a read behind
 	HungReads       int64 // gauge: reads that do not answer
 	HungWrites      int64 // gauge
+	ReadsRunning    int64 // gauge: loads that wait or read
+	WritesRunning   int64 // gauge
+	Uncommitted     int64 // gauge: writes done whose pages wait for the committer
 	WritesHeld      int64 // writes that waited for reads
 	UnalignedReads  int64 // pages that went through a buffer
 	UnalignedWrites int64
@@ -104,8 +107,11 @@ type counters struct {
 func (t *Tier) Metrics() Metrics {
 	c := &t.counters
 	t.pace.mu.Lock()
-	held := t.pace.held
+	held, reading, writing := t.pace.held, t.pace.reads, t.pace.writes
 	t.pace.mu.Unlock()
+	t.queue.mu.Lock()
+	uncommitted := len(t.queue.runs)
+	t.queue.mu.Unlock()
 	return Metrics{
 		StoredBytes: c.storedBytes.Load(), WrittenBytes: c.writeBytes.Load(), PrewrittenBytes: c.prewritten.Load(),
 		IndexBytes: c.indexBytes.Load(), ReadBytes: c.readBytes.Load(),
@@ -115,6 +121,7 @@ func (t *Tier) Metrics() Metrics {
 		ReadErrors: c.readErrors.Load(), WriteErrors: c.writeErrors.Load(), GrowErrors: c.growErrors.Load(),
 		Corrupt: c.corrupt.Load(), Identity: c.identity.Load(), IndexCorrupt: c.indexCorrupt.Load(),
 		AbandonedReads: c.readsLeft.Load(), HungReads: c.hungReads.Load(), HungWrites: c.hungWrites.Load(),
+		ReadsRunning: int64(reading), WritesRunning: int64(writing), Uncommitted: int64(uncommitted),
 		WritesHeld: held, UnalignedReads: t.bounces.reads.Load(), UnalignedWrites: t.bounces.writes.Load(),
 		Bypasses: c.bypasses.Load(), SegmentsAdded: c.segmentsAdded.Load(), SegmentsRemoved: c.segmentsRemoved.Load(),
 		RecordsDropped: c.recordsDropped.Load(), Recovered: c.recovered.Load(),

@@ -34,7 +34,7 @@ type Tier struct {
 	reads     chan *read
 	growNow   chan struct{} // wakes the pre-writer, capacity 1
 	keepNow   chan struct{} // wakes the keeper, capacity 1
-	busy      []ioClock     // one per writer, and the committer
+	busy      []ioClock     // of the writers, the committer and the pre-writer
 
 	counters counters
 
@@ -67,7 +67,7 @@ func Open(cfg Config) (*Tier, error) {
 		reads:   make(chan *read),
 		growNow: make(chan struct{}, 1),
 		keepNow: make(chan struct{}, 1),
-		busy:    make([]ioClock, writeDepth+1),
+		busy:    make([]ioClock, writeDepth+2),
 	}
 	t.queue.init()
 	t.space.init(cfg.SegmentBytes)
@@ -131,7 +131,7 @@ func (t *Tier) start() {
 		t.workers.Go(func() { t.writer(&t.busy[i]) })
 	}
 	t.workers.Go(func() { t.committer(&t.busy[writeDepth]) })
-	t.workers.Go(t.prewriter)
+	t.workers.Go(func() { t.prewriter(&t.busy[writeDepth+1]) })
 	t.workers.Go(t.keeper)
 }
 

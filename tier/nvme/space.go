@@ -124,7 +124,7 @@ func (t *Tier) place(ctx context.Context, bytes, owner uint32, before func()) (p
 			return p, s, nil
 		}
 		t.raiseSegmentLocked(int64(bytes))
-		if t.deadBytes == 0 && !t.mayGrowLocked() {
+		if int64(bytes) > t.segmentSize || t.deadBytes == 0 && !t.mayGrowLocked() {
 			t.mu.Unlock()
 			return paging.Place{}, nil, fmt.Errorf("no slot of %d bytes in %d of %d: %w", bytes, t.heldBytes, t.cfg.BudgetBytes, paging.ErrNoSpace)
 		}

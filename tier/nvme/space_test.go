@@ -88,7 +88,13 @@ func TestPagesLongerThanSegments(t *testing.T) {
 	if u := tr.Usage(); u.HeldBytes > u.BudgetBytes {
 		t.Errorf("%d bytes held, budget %d", u.HeldBytes, u.BudgetBytes)
 	}
-	if _, _, err := store(t.Context(), tr, 1<<41, testBudget+1); !errors.Is(err, paging.ErrNoSpace) {
+}
+
+// TestPageLongerThanBudget is refused at once, also while segments are empty.
+func TestPageLongerThanBudget(t *testing.T) {
+	tr := mustOpen(t, memConfig(vfs.NewMem(), nil))
+	until(t, "the reserve is written", func() bool { return tr.Usage().HeldBytes == 2*testSegment })
+	if _, _, err := store(t.Context(), tr, 1, testBudget+1); !errors.Is(err, paging.ErrNoSpace) {
 		t.Errorf("store of more than the budget: %v, want %v", err, paging.ErrNoSpace)
 	}
 }
