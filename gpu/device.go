@@ -25,6 +25,7 @@ const (
 // Access is what an importer asks for.
 type Access uint8
 
+// What an importer may do.
 const (
 	ReadOnly Access = iota
 	ReadWrite

@@ -8,6 +8,7 @@ import (
 // DType is the element type of a tensor. The zero value is invalid.
 type DType uint8
 
+// Element types.
 const (
 	BF16 DType = iota + 1
 	FP16

@@ -234,7 +234,7 @@ func TestDeviceLost(t *testing.T) {
 		"Export":    func() error { _, err := pool.Export(); return err },
 	} {
 		if name != "the copy" { // maps have no order: lose it first
-			s.Copy(one) //nolint:errcheck // checked as a case of its own
+			_ = s.Copy(one)
 		}
 		if err := f(); !errors.Is(err, gpu.ErrLost) {
 			t.Errorf("%s: %v, want ErrLost", name, err)
@@ -259,7 +259,7 @@ func TestFaultInsideAKernel(t *testing.T) {
 	if err := s.Launch(&gpu.PageSum{Pages: []gpu.Addr{m.Addr()}, Bytes: 4096, Out: m.Addr() + 8192}); err != nil {
 		t.Fatal(err)
 	}
-	var under mem = *m.(*mem) // freed behind the driver's back while the launch is queued
+	under := *m.(*mem) // freed behind the driver's back while the launch is queued
 	if err := d.do(under.release); err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"unsafe"
@@ -233,11 +232,6 @@ func (e *Error) Unwrap() error {
 		return gpu.ErrLost
 	}
 	return gpu.ErrArgument
-}
-
-func notReady(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Code == codeNotReady
 }
 
 func cString(s string) []byte { return append([]byte(s), 0) }

@@ -54,6 +54,7 @@ var biasFor = func() (b [blockTokens + 1][64]float32) {
 // ISA is a set of block functions.
 type ISA uint8
 
+// Sets of block functions.
 const (
 	Portable ISA = iota // Go
 	AVX2                // with FMA and F16C

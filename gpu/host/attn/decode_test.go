@@ -158,7 +158,7 @@ func TestWindowCapScaleAndQueryType(t *testing.T) {
 func TestSplitsAndLongSequences(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for _, typ := range []gpu.DType{gpu.BF16, gpu.FP16, gpu.FP32} {
-		p := newProblem(r, gpu.NHD(typ, 64, 2, 128), 8, 4096, 1000, 3)
+		p := newProblem(r, gpu.NHD(typ, 64, 1, 128), 4, 4096, 1000, 3)
 		want := p.Reference(p.q, p.pool)
 		for _, splits := range []int{0, 1, 2, 7, 256} {
 			p.Splits = splits
@@ -215,7 +215,7 @@ func (p *problem) checkNonFinite(t *testing.T, name string) {
 			}
 		}
 	}
-	if bad == 0 && !(len(name) > 0 && containsInf(p)) {
+	if bad == 0 && !containsInf(p) {
 		t.Fatalf("%s: nothing was affected, so nothing was tested", name)
 	}
 }
