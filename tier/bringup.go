@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/bits"
+	"time"
 
 	"github.com/kvtier/kvtier/paging"
 )
@@ -165,7 +166,9 @@ func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
 			if l.open&parts != 0 {
 				f.waits = append(f.waits, wait{i, l})
 				if !l.demanded {
-					h.mu.metrics.PrefetchLate++
+					if h.endForesight(id, b) {
+						h.mu.metrics.PrefetchLate++
+					}
 					h.mu.loads.demand(l)
 				}
 				parts &^= l.open
@@ -195,14 +198,16 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 	if len(f.waits) == 0 {
 		loaded = nil
 	}
+	waits, waited := &h.mu.metrics.LoadWaits, &h.mu.metrics.LoadWaitTime
 	if stalled {
-		h.mu.metrics.CleanWaits++
+		waits, waited = &h.mu.metrics.CleanWaits, &h.mu.metrics.CleanWaitTime
 		f.ns.tenant.starving++
 		defer func() { f.ns.tenant.starving-- }()
 	} else {
 		cleaned = nil
-		h.mu.metrics.LoadWaits++
 	}
+	*waits++
+	began := time.Now()
 	h.mu.Unlock()
 	if stalled {
 		h.wakeWriter()
@@ -214,6 +219,7 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 	case <-h.ctx.Done():
 	}
 	h.mu.Lock()
+	*waited += time.Since(began)
 	for _, x := range f.waits {
 		if x.l.reason != NoReason {
 			f.reasons[x.row] = x.l.reason

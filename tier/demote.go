@@ -56,9 +56,14 @@ func (h *Hierarchy) writeDown() {
 	for {
 		h.mu.Lock()
 		b.reset()
+		was := h.mu.bypass
 		pause := h.fill(&b, time.Now())
+		back := was && !h.mu.bypass
 		done := h.mu.closed && len(b.blocks) == 0
 		h.mu.Unlock()
+		if back {
+			h.log.Info("disk tier takes blocks again")
+		}
 		if done || h.ctx.Err() != nil {
 			h.abandon(&b)
 			return
@@ -93,7 +98,6 @@ func (h *Hierarchy) fill(b *batch, now time.Time) (pause time.Duration) {
 			return recheckEvery
 		}
 		m.bypass = false
-		h.log.Info("disk tier takes blocks again")
 	}
 	if wait := m.pauseUntil.Sub(now); wait > 0 {
 		return wait
@@ -210,10 +214,20 @@ func (h *Hierarchy) write(b *batch) {
 	b.refs = append(b.refs, make([]Ref, len(b.pages))...)
 	err := h.store(b)
 	h.awaitSettled(err) // else nothing is evicted any more
+	if h.wrote(b, err) {
+		h.log.Warn("disk tier is bypassed", "error", err)
+	}
+}
+
+// wrote enters what became of a batch; bypassed says that the disk takes nothing
+// from now on.
+func (h *Hierarchy) wrote(b *batch, err error) (bypassed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err != nil {
+		was := h.mu.bypass
 		h.storeFailed(err)
+		bypassed = h.mu.bypass && !was && !h.mu.closed
 	}
 	// From the first page on: blocks of one commit were queued tail first, so the
 	// head of a chain becomes the newest on disk too.
@@ -224,6 +238,7 @@ func (h *Hierarchy) write(b *batch) {
 	}
 	h.letGo(b)
 	h.broadcastLocked()
+	return bypassed
 }
 
 // letGo unpins the blocks of a batch, from the head of a chain: see unblock.
@@ -302,9 +317,6 @@ func (h *Hierarchy) storeFailed(err error) {
 	case errors.Is(err, paging.ErrNoSpace):
 		m.metrics.DiskFullBatches++
 	case errors.Is(err, paging.ErrUnavailable):
-		if !m.bypass && !m.closed {
-			h.log.Warn("disk tier is bypassed", "error", err)
-		}
 		m.bypass = true
 		m.metrics.Bypasses++
 	default:

@@ -98,6 +98,13 @@ func (h *Hierarchy) CheckInvariants() {
 	m := &h.mu.metrics
 	must(m.RequestedBlocks == m.RAMHitBlocks+m.DiskHitBlocks+m.MissedBlocks, "blocks requested: %+v", *m)
 	must(m.RequestedTokens == m.RAMHitTokens+m.DiskHitTokens+m.MissedTokens, "tokens requested: %+v", *m)
+	ahead := int64(0)
+	for _, x := range h.mu.foreseen.of {
+		if x.counted {
+			ahead++
+		}
+	}
+	must(m.PrefetchBlocks == m.PrefetchUseful+m.PrefetchLate+m.PrefetchWasted+ahead, "prefetched, and held %d: %+v", ahead, *m)
 }
 
 func has[V any](m map[blockID]V, id blockID) bool {

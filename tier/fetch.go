@@ -313,7 +313,7 @@ func (f *fetch) grant() *Hold {
 			f.grantRow(b, f.wanted(i), hold.Slots[i*cols:(i+1)*cols], hold.refs[i*cols:])
 			h.mu.uses = append(h.mu.uses, use{id: id, now: f.now, length: int32(f.chain())})
 			if f.loaded[i] {
-				h.hitDisk(id, b, f.chain())
+				h.hitDisk(id, b, f.chain(), f.now)
 			}
 			if hold.ids[i] = id; sabotage.On("reuse-leased-slot") {
 				h.settleUses()

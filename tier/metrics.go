@@ -1,10 +1,13 @@
 package tier
 
+import "time"
+
 // Metrics counts what a Hierarchy did since Open, and says what it holds. These
 // hold at every moment:
 //
 //	RequestedBlocks = RAMHitBlocks + DiskHitBlocks + MissedBlocks
 //	RequestedTokens = RAMHitTokens + DiskHitTokens + MissedTokens
+//	PrefetchBlocks  = PrefetchUseful + PrefetchLate + PrefetchWasted + those that a prefetch holds
 //
 // No byte is copied, read or summed for a RAM hit: BytesCopied is what commits
 // copied, LoadedBytes what disk hits and prefetches read.
@@ -22,7 +25,9 @@ type Metrics struct {
 	MissedTokens    int64
 	Shortfalls      [reasonsCount]int64 // blocks not granted, by Reason
 	LoadWaits       int64               // times that a Fetch waited for loads
+	LoadWaitTime    time.Duration       // for which they waited
 	CleanWaits      int64               // times that a Fetch or Reserve waited for blocks to be written down
+	CleanWaitTime   time.Duration       // for which they waited
 	LoadedPages     int64               // pages
 	LoadedBytes     int64               // bytes of pages
 	CorruptPages    int64               // loads that failed their checksum
@@ -56,10 +61,10 @@ type Metrics struct {
 	DiskEvictedBytes  int64 // bytes of their slots
 	DroppedBlocks     int64 // blocks dropped by request
 	Prefetches        int64 // calls
-	PrefetchBlocks    int64 // blocks admitted
-	PrefetchUseful    int64 // blocks used while a prefetch held them
-	PrefetchLate      int64 // blocks wanted by a Fetch before their prefetch had loaded them
-	PrefetchWasted    int64 // blocks not used in time
+	PrefetchBlocks    int64 // blocks that prefetches began to bring up
+	PrefetchUseful    int64 // of these, used while the prefetch held them
+	PrefetchLate      int64 // of these, wanted by a Fetch before they were there
+	PrefetchWasted    int64 // of these, not used before the deadline, the cancel or a drop
 
 	// Now.
 	Blocks         int64 // blocks in the index

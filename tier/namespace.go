@@ -152,8 +152,15 @@ func (h *Hierarchy) RegisterNamespace(ns *paging.Namespace) (paging.NamespaceID,
 		return paging.NamespaceID{}, err
 	}
 	id := ns.ID()
-	if err := h.addNamespace(ns, id); err != nil {
+	beside, err := h.addNamespace(ns, id)
+	if err != nil {
 		return id, err
+	}
+	if beside != nil {
+		if differs := paging.DiffLayouts(&beside.Layout, &ns.Layout); differs != "" {
+			h.log.Info("namespace with another layout of a known model: it shares no page with the one before", "namespace", id.Short(),
+				"before", beside.ID().Short(), "model", ns.Layout.Model, "tenant", ns.Tenant, "differs", differs)
+		}
 	}
 	if h.cfg.Durable == nil {
 		return id, nil
@@ -164,24 +171,26 @@ func (h *Hierarchy) RegisterNamespace(ns *paging.Namespace) (paging.NamespaceID,
 	return id, nil
 }
 
-func (h *Hierarchy) addNamespace(ns *paging.Namespace, id paging.NamespaceID) error {
+// addNamespace makes a namespace known; beside is the one of this tenant and model
+// that was named last before, nil if there is none or ns was known.
+func (h *Hierarchy) addNamespace(ns *paging.Namespace, id paging.NamespaceID) (beside *paging.Namespace, err error) {
 	for i := range ns.Layout.Parts {
 		if p := &ns.Layout.Parts[i]; h.cfg.MaxPageBytes > 0 && int64(p.PageBytes) > h.cfg.MaxPageBytes {
-			return fmt.Errorf("%w: pages of part %q have %d bytes and extents of this node hold %d: raise the RAM budget or the largest page",
+			return nil, fmt.Errorf("%w: pages of part %q have %d bytes and extents of this node hold %d: raise the RAM budget or the largest page",
 				paging.ErrBadLayout, p.Name, p.PageBytes, h.cfg.MaxPageBytes)
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.mu.closed {
-		return paging.ErrClosed
+		return nil, paging.ErrClosed
 	}
 	if n, known := h.mu.byID[id]; known {
 		n.used = h.nowSeconds()
-		return nil
+		return nil, nil
 	}
 	if len(h.mu.byID) >= h.cfg.MaxNamespaces {
-		return fmt.Errorf("%d namespaces are registered, no more are taken: %w", len(h.mu.byID), paging.ErrNoSpace)
+		return nil, fmt.Errorf("%d namespaces are registered, no more are taken: %w", len(h.mu.byID), paging.ErrNoSpace)
 	}
 	num := slices.Index(h.mu.namespaces, nil)
 	if num < 0 {
@@ -190,13 +199,29 @@ func (h *Hierarchy) addNamespace(ns *paging.Namespace, id paging.NamespaceID) er
 	}
 	t, err := h.tenantOf(ns.Tenant)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	beside = h.sameModel(t, ns.Layout.Model)
 	n := newNamespace(ns, id, uint32(num), t)
 	n.used = h.nowSeconds()
 	h.mu.namespaces[num] = n
 	h.mu.byID[id] = n
-	return nil
+	return beside, nil
+}
+
+// sameModel is the namespace of a tenant and a model that was named last.
+// Requires h.mu.
+func (h *Hierarchy) sameModel(t *tenant, model string) *paging.Namespace {
+	var last *namespace
+	for _, n := range h.mu.namespaces {
+		if n != nil && n.tenant == t && n.ns.Layout.Model == model && (last == nil || n.used >= last.used) {
+			last = n
+		}
+	}
+	if last == nil {
+		return nil
+	}
+	return last.ns
 }
 
 // Namespace is the namespace with this id, if it is known. It must not be changed.

@@ -112,10 +112,16 @@ func (h *Hierarchy) enterDiskOrder(id blockID, b *block, length int) {
 	}
 }
 
+// hit is what a policy is told about a use at now, Unix seconds, the clock of
+// its Victim.
+func (b *block) hit(length int, now uint32) policy.Access {
+	return policy.Access{Position: int32(b.position), Length: int32(length), Now: int64(now)}
+}
+
 // hitDisk tells the disk's policy of a use.
-func (h *Hierarchy) hitDisk(id blockID, b *block, length int) {
+func (h *Hierarchy) hitDisk(id blockID, b *block, length int, now uint32) {
 	if b.flags.has(inDiskOrder) {
-		h.of(b).tenant.diskOrder.Hit(policy.ID(id), policy.Access{Position: int32(b.position), Length: int32(length)})
+		h.of(b).tenant.diskOrder.Hit(policy.ID(id), b.hit(length, now))
 	}
 }
 
@@ -131,14 +137,18 @@ func (h *Hierarchy) leaveDiskOrder(id blockID, b *block, evicted bool) {
 	b.flags &^= inDiskOrder
 }
 
-// victimCalls bounds the search for a victim; a call asks about at most 96
+// victimCalls bounds the search for a victim; a call asks about at most 97
 // blocks and goes on where the last one ended.
 const victimCalls = 64
+
+// callsFor is the number of calls in which a policy finds a victim if there is
+// one, as far as victimCalls goes.
+func callsFor(o *policy.Policy) int { return min(victimCalls, 2+o.Len()/16) }
 
 // ramVictim is the block of a tenant to evict next from RAM, 0 if none is found.
 func (h *Hierarchy) ramVictim(t *tenant) blockID {
 	now := time.Now().Unix()
-	for range min(victimCalls, 1+t.ramOrder.Len()/16) {
+	for range callsFor(t.ramOrder) {
 		frame, ok := t.ramOrder.Victim(now, func(frame policy.ID) bool {
 			id := h.mu.frames.blocks[frame]
 			if h.mayNotLeaveRAM(id) {
@@ -162,7 +172,7 @@ func (h *Hierarchy) diskVictim(t *tenant) blockID {
 	id, ok := t.diskOrder.Victim(now, func(id policy.ID) bool {
 		return h.mayNotLeaveDisk(blockID(id)) || h.mu.index.at(blockID(id)).ram != 0
 	})
-	for range min(victimCalls, 1+t.diskOrder.Len()/16) {
+	for range callsFor(t.diskOrder) {
 		if ok {
 			return blockID(id)
 		}

@@ -76,7 +76,6 @@ func (h *Hierarchy) Promote(req PromoteRequest) (*Promotion, error) {
 	f.usable = 0
 	f.pinRows()
 	h.mu.metrics.Prefetches++
-	h.mu.metrics.PrefetchBlocks += int64(p.Admitted)
 	return p, nil
 }
 
@@ -95,9 +94,10 @@ func (p *Promotion) row(f *fetch, i int, until uint32) {
 	if missing != 0 {
 		if _, r := h.startLoad(id, b, missing, p); r != NoReason {
 			p.Refused++
-			h.endForesight(id, b)
+			h.wasteForesight(id, b)
 			return
 		}
+		h.countForesight(id)
 	}
 	if f.missing(i) == 0 {
 		p.Resident++
@@ -131,19 +131,34 @@ func (h *Hierarchy) foresee(p *Promotion, n *namespace, id blockID, b *block, un
 	return true
 }
 
-// endForesight ends the pin of a prefetch. The block may be gone afterwards.
-func (h *Hierarchy) endForesight(id blockID, b *block) {
+// countForesight notes that a block is brought up, and not only held, by a
+// prefetch: what becomes of it is counted once.
+func (h *Hierarchy) countForesight(id blockID) {
+	if x := h.mu.foreseen.of[id]; !x.counted {
+		x.counted = true
+		h.mu.foreseen.of[id] = x
+		h.mu.metrics.PrefetchBlocks++
+	}
+}
+
+// endForesight ends the pin of a prefetch, and reports whether what became of
+// the block is to be counted. The block may be gone afterwards.
+func (h *Hierarchy) endForesight(id blockID, b *block) (counted bool) {
 	if b.flags.has(foreseen) {
-		h.of(b).tenant.foreseen -= h.mu.foreseen.of[id].bytes
+		x := h.mu.foreseen.of[id]
+		counted = x.counted
+		h.of(b).tenant.foreseen -= x.bytes
 		delete(h.mu.foreseen.of, id)
 		b.flags &^= foreseen
 		h.unpin(id, b)
 	}
+	return counted
 }
 
 func (h *Hierarchy) wasteForesight(id blockID, b *block) {
-	h.mu.metrics.PrefetchWasted++
-	h.endForesight(id, b)
+	if h.endForesight(id, b) {
+		h.mu.metrics.PrefetchWasted++
+	}
 }
 
 // loadEnded tells the prefetches that wait for a load. Requires Hierarchy.mu.

@@ -37,7 +37,7 @@ func (b *block) unpackMeta(m uint64) {
 // recover fills the index with what the disk holds.
 func (h *Hierarchy) recover(ctx context.Context) error {
 	for _, ns := range h.cfg.Durable.Namespaces() {
-		if err := h.addNamespace(ns, ns.ID()); err != nil {
+		if _, err := h.addNamespace(ns, ns.ID()); err != nil {
 			h.log.Warn("a namespace on disk is not taken", "error", err)
 		}
 	}

@@ -207,6 +207,7 @@ func (h *Hierarchy) awaitRoom(ctx context.Context, t *tenant) bool {
 	cleaned := h.mu.cleaned
 	h.mu.metrics.CleanWaits++
 	t.starving++
+	began := time.Now()
 	h.mu.Unlock()
 	h.wakeWriter()
 	select {
@@ -214,6 +215,7 @@ func (h *Hierarchy) awaitRoom(ctx context.Context, t *tenant) bool {
 	case <-ctx.Done():
 	}
 	h.mu.Lock()
+	h.mu.metrics.CleanWaitTime += time.Since(began)
 	t.starving--
 	return !h.mu.closed && ctx.Err() == nil
 }

@@ -30,9 +30,10 @@ type notes struct {
 }
 
 type note struct {
-	until uint32
-	bytes int64      // counted against the share
-	by    *Promotion // of a prefetch
+	until   uint32
+	bytes   int64      // counted against the share
+	by      *Promotion // of a prefetch
+	counted bool       // the prefetch brought it up: useful, late or wasted in the end
 }
 
 func (n *notes) set(id blockID, x note) {
@@ -127,14 +128,26 @@ func (h *Hierarchy) tellRetention(id blockID, b *block) {
 	}
 }
 
-// refresh starts the time to live of a block again if it asked for that.
+// refresh does to the retention of a block what a hit means: its time starts
+// again if it asked for that; one whose time was over ends, so that the block is
+// an ordinary one from then on.
 func (h *Hierarchy) refresh(id blockID, b *block, now uint32) {
-	r := h.mu.retained[id]
-	if r.refresh && r.until > now && r.until != now+r.ttl {
+	switch r := h.mu.retained[id]; {
+	case r.until <= now:
+		h.endRetention(id, b)
+		h.tellRetention(id, b)
+	case r.refresh && r.until != now+r.ttl:
 		r.until = now + r.ttl
 		h.mu.retained[id] = r
 		h.tellRetention(id, b)
 	}
+}
+
+// endRetention makes b a block of priority 0.
+func (h *Hierarchy) endRetention(id blockID, b *block) {
+	delete(h.mu.retained, id)
+	b.flags &^= timed
+	b.priority = 0
 }
 
 // priorityOf is the priority of a block that still counts.

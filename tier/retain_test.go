@@ -1,9 +1,12 @@
 package tier_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,6 +126,70 @@ func TestRefreshOnHit(t *testing.T) {
 	})
 }
 
+// A block that is hit after its time to live is an ordinary one from then on, in
+// RAM and on disk: the time that is over does not make it the first to go.
+func TestHitAfterTTL(t *testing.T) {
+	retained := tier.CommitOptions{Durable: true, Retention: &tier.Retention{Priority: 9, TTL: time.Minute, RefreshOnHit: true}}
+	plain := tier.CommitOptions{Durable: true}
+	late := func(k *kit, names []paging.BlockName) {
+		time.Sleep(2 * time.Minute)
+		if got := k.usable(names); got != len(names) {
+			k.t.Fatalf("usable %d of %d", got, len(names))
+		}
+		info, _, err := k.Block(k.t.Context(), paging.BlockID{Namespace: k.id, Name: names[0]}, false)
+		if err != nil || info.Priority != 0 || info.Retained != 0 {
+			k.t.Errorf("after the hit: %+v, %v", info, err)
+		}
+	}
+	t.Run("ram", func(t *testing.T) {
+		inRAM(t, func(t *testing.T, k *kit) {
+			hit, other := chain(1, 0, 10), chain(2, 0, 10)
+			k.put(hit, 0, 0, retained)
+			k.put(other, 0, 0, plain)
+			late(k, hit)
+			k.put(chain(3, 0, ramPages-12), 0, 0, plain)
+			if a, b := k.usable(hit), k.usable(other); a != 10 || b == 10 {
+				t.Errorf("usable %d of those that were hit, %d of the others", a, b)
+			}
+		})
+	})
+	t.Run("ram without a refresh", func(t *testing.T) {
+		inRAM(t, func(t *testing.T, k *kit) {
+			old, other := chain(1, 0, 10), chain(2, 0, 10)
+			k.put(other, 0, 0, plain)
+			k.put(old, 0, 0, retained)
+			time.Sleep(2 * time.Minute)
+			k.put(chain(3, 0, ramPages-12), 0, 0, plain)
+			if a, b := k.usable(old), k.usable(other); a == 10 || b != 10 {
+				t.Errorf("usable %d of those whose time is over, %d of the others", a, b)
+			}
+		})
+	})
+	t.Run("disk", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			disk := tiertest.NewMap(tier.NVMe, 40*pageBytes)
+			defer disk.Close()
+			k := open(t, layouts()["plain"], 1<<20, tier.Config{Durable: disk})
+			hit, other := chain(1, 0, 10), chain(2, 0, 10)
+			k.put(other, 0, 0, plain)
+			k.put(hit, 0, 0, retained)
+			for _, names := range [][]paging.BlockName{hit, other} {
+				if _, err := k.Demote(k.id, names); err != nil {
+					t.Fatal(err)
+				}
+			}
+			late(k, hit)
+			if _, err := k.Demote(k.id, hit); err != nil { // its hits are told to the disk's policy
+				t.Fatal(err)
+			}
+			k.put(chain(3, 0, 25), 0, 0, plain)
+			if a, b := k.onDisk(hit), k.onDisk(other); a != 10 || b == 10 {
+				t.Errorf("on disk %d of those that were hit, %d of the others", a, b)
+			}
+		})
+	})
+}
+
 func TestDemote(t *testing.T) {
 	inBubble(t, func(t *testing.T, k *kit, _ *tiertest.Faulty) {
 		clean, dirty, leased := chain(1, 0, 2), chain(2, 0, 2), chain(3, 0, 2)
@@ -223,8 +290,10 @@ func TestPrefetchGivesWay(t *testing.T) {
 			t.Fatalf("beside blocks not used for 11 s: %+v, %v", p, err)
 		}
 		hold := k.fetch(within(t, 5*time.Second), tier.FetchRequest{Names: names})
-		if hold.Usable != 12 || k.Metrics().PrefetchLate == 0 {
-			t.Errorf("usable %d, late %d", hold.Usable, k.Metrics().PrefetchLate)
+		if m := k.Metrics(); hold.Usable != 12 || m.PrefetchBlocks != 12 || m.PrefetchLate != 12 || m.PrefetchUseful+m.PrefetchWasted != 0 {
+			t.Errorf("usable %d; prefetched %d, late %d, useful %d, wasted %d", hold.Usable, m.PrefetchBlocks, m.PrefetchLate, m.PrefetchUseful, m.PrefetchWasted)
+		} else if m.LoadWaits == 0 || m.LoadWaitTime < time.Second || m.LoadWaitTime > 3*time.Second {
+			t.Errorf("a fetch that waited for 12 loads of a second, 8 at a time: %d waits, %v", m.LoadWaits, m.LoadWaitTime)
 		}
 		hold.Release()
 		p.Cancel()
@@ -301,6 +370,35 @@ func TestTenants(t *testing.T) {
 			t.Errorf("beyond a quota full of leases: %v", out)
 		}
 		hold.Release()
+	})
+}
+
+// A namespace that differs from one of the same model says so, in one line; what
+// is stored under one is not found under the other.
+func TestOtherLayoutOfAModel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lines bytes.Buffer
+		k := open(t, layouts()["plain"], 1<<20, tier.Config{Logger: slog.New(slog.NewTextHandler(&lines, nil))})
+		k.put(chain(1, 0, 3), 0, 0, tier.CommitOptions{})
+		other := *k.ns
+		other.Layout.KVDType = "fp8"
+		for range 2 {
+			id, err := k.RegisterNamespace(&other)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p, err := k.Lookup(id, chain(1, 0, 3), 0); err != nil || p.Usable != 0 {
+				t.Errorf("usable %d under the other layout, %v", p.Usable, err)
+			}
+		}
+		salted := other
+		salted.Salt = []byte("s")
+		if _, err := k.RegisterNamespace(&salted); err != nil {
+			t.Fatal(err)
+		}
+		if text := lines.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "kv_dtype") || !strings.Contains(text, "fp8") {
+			t.Errorf("the log says %q, want one line that names the field", text)
+		}
 	})
 }
 

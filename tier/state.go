@@ -232,7 +232,7 @@ func (h *Hierarchy) evictRAM(id blockID, b *block, evicted bool) {
 	}
 	b.ram = 0
 	if b.flags.has(warm) {
-		h.hitDisk(id, b, 0) // the disk's policy sees no hit that RAM served
+		h.hitDisk(id, b, 0, b.used) // the disk's policy sees no hit that RAM served
 	}
 	h.leaveRAMOrder(b, evicted)
 	b.flags &^= leaveRAM | shed
@@ -273,7 +273,7 @@ func (h *Hierarchy) shed(b *block) {
 func (h *Hierarchy) drop(id blockID, b *block) (now bool) {
 	h.pin(b) // it stays while the notes go
 	h.endPin(id, b)
-	h.endForesight(id, b)
+	h.wasteForesight(id, b)
 	h.mu.index.unlink(id)
 	h.dropDisk(id, b, b.disk, false)
 	h.uncount(b)
@@ -292,7 +292,7 @@ func (h *Hierarchy) touch(id blockID, b *block, t *tenant, length int, now uint3
 	}
 	if b.frame != 0 {
 		b.flags |= warm
-		t.ramOrder.Hit(policy.ID(b.frame), policy.Access{Position: int32(b.position), Length: int32(length)})
+		t.ramOrder.Hit(policy.ID(b.frame), b.hit(length, now))
 	} else {
 		h.enterRAMOrder(id, b, length)
 	}
@@ -309,8 +309,7 @@ func (h *Hierarchy) touchSpecial(id blockID, b *block, now uint32) {
 	if b.flags.has(timed) {
 		h.refresh(id, b, now)
 	}
-	if b.flags.has(foreseen) {
-		h.endForesight(id, b)
+	if b.flags.has(foreseen) && h.endForesight(id, b) {
 		h.mu.metrics.PrefetchUseful++
 	}
 	if b.flags.has(shed) {
