@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/paging/shm"
@@ -60,7 +61,8 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	} else {
 		opts = append(opts,
 			grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(streamWindow),
-			grpc.WithReadBufferSize(streamBuffer), grpc.WithWriteBufferSize(streamBuffer))
+			grpc.WithReadBufferSize(streamBuffer), grpc.WithWriteBufferSize(streamBuffer),
+			experimental.WithBufferPool(c.cfg.pool))
 		if c.cfg.TLS != nil {
 			creds = credentials.NewTLS(c.cfg.TLS.Clone())
 		}

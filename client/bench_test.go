@@ -1,9 +1,13 @@
 package client_test
 
 import (
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kvtier/kvtier/client"
+	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/server"
 )
 
 // stored makes a client of a node with one chain of n blocks.
@@ -100,4 +104,64 @@ func TestPageDoesNotAllocate(t *testing.T) {
 	if allocs != 0 {
 		t.Errorf("%v allocations for 64 pages", allocs)
 	}
+}
+
+// cpu is the processor time that this process has used.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// streamBench runs move, which moves bytes of pages between a daemon in this
+// process and a client over loopback TCP, and reports the processor time of both
+// ends per GB beside the rate.
+func streamBench(b *testing.B, bytes int64, move func(c *client.Client, ns paging.NamespaceID) error) {
+	n := startDaemon(b, func(cfg *server.Config) { cfg.Listen, cfg.RAMBytes = "127.0.0.1:0", 128<<20 })
+	c := open(b, daemonFaces(n)[true])
+	namespace := testNamespace()
+	namespace.Layout.Parts = namespace.Layout.Parts[:1]
+	namespace.Layout.Parts[0].PageBytes = 256 << 10
+	ns, err := c.RegisterNamespace(b.Context(), namespace)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := move(c, ns); err != nil { // the first time: the pages are stored
+		b.Fatal(err)
+	}
+	b.SetBytes(bytes)
+	b.ReportAllocs()
+	before := cpu()
+	for b.Loop() {
+		if err := move(c, ns); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric((cpu()-before).Seconds()/(float64(b.N)*float64(bytes)/1e9), "cpu-s/GB")
+}
+
+func BenchmarkStreamedFetch(b *testing.B) {
+	names := chain(1, 64)
+	streamBench(b, 64*256<<10, func(c *client.Client, ns paging.NamespaceID) error {
+		lease, err := c.Fetch(b.Context(), client.FetchRequest{Namespace: ns, Names: names})
+		if err != nil {
+			return err
+		}
+		if lease.Usable == 0 {
+			return tryWrite(b.Context(), c, ns, names)
+		}
+		return lease.Release(b.Context())
+	})
+}
+
+func BenchmarkStreamedWrite(b *testing.B) {
+	names := chain(1, 64)
+	streamBench(b, 64*256<<10, func(c *client.Client, ns paging.NamespaceID) error {
+		if _, err := c.Drop(b.Context(), ns, names); err != nil {
+			return err
+		}
+		return tryWrite(b.Context(), c, ns, names)
+	})
 }

@@ -129,7 +129,7 @@ func (c *Client) attend(l *link) {
 func (c *Client) pruneLocked() {
 	kept := c.past[:0]
 	for _, l := range c.past {
-		if !l.extents.isIdle() {
+		if !l.extents.isIdle() || l.filling() > 0 {
 			kept = append(kept, l)
 		}
 	}
@@ -264,9 +264,10 @@ func (l *link) callError(ctx, tripped context.Context, err error) error {
 }
 
 // Close ends the attachment and with it every lease, attempt and ticket. It
-// joins the goroutines of the client, unmaps what is not read, and is
+// joins the goroutines of the client, unmaps what is not used, and is
 // idempotent. Views that are still open stay readable, and their extents mapped,
-// until they are closed: the error (ErrInvalid) names them.
+// until they are closed; the same holds for the staging of attempts that were
+// neither committed nor aborted. The error (ErrInvalid) names both.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -285,6 +286,9 @@ func (c *Client) Close() error {
 	for _, l := range c.past {
 		if leases, n := l.held(); n > 0 {
 			errs = append(errs, fmt.Errorf("client closed with %d views open of leases %d: %w", n, leases, paging.ErrInvalid))
+		}
+		if n := l.filling(); n > 0 {
+			errs = append(errs, fmt.Errorf("client closed with %d attempts open: %w", n, paging.ErrInvalid))
 		}
 	}
 	c.closing = errors.Join(errs...)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/mem"
+
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/proto/kvstatus"
 )
@@ -63,6 +65,8 @@ type Config struct {
 
 	// Logger gets changes of state. nil: nothing is logged.
 	Logger *slog.Logger
+
+	pool mem.BufferPool // of received frames; tests give one that spoils what it gets back
 }
 
 const (
@@ -93,6 +97,9 @@ func (c Config) withDefaults() Config {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
+	}
+	if c.pool == nil {
+		c.pool = newFramePool()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -407,3 +407,44 @@ func TestReadersWritersAndRestarts(t *testing.T) {
 		}
 	}
 }
+
+func TestCloseLeavesNothingBehind(t *testing.T) {
+	n := startTestNode(t)
+	descriptors := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	names := chain(1, 4)
+	first := open(t, patient(n))
+	ns := register(t, first)
+	write(t, first, ns, names)
+	for streamed, cfg := range faces(n) {
+		before, maps := descriptors(), mapped(t)
+		for range 5 {
+			c, err := client.Open(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			register(t, c)
+			lease := fetch(t, c, ns, names)
+			attempt, err := c.Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: chain(2, 2)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if lease.Usable != 4 {
+				t.Errorf("%d blocks", lease.Usable)
+			}
+			if err := c.Close(); errors.Is(err, paging.ErrInvalid) == streamed {
+				t.Errorf("streamed=%v: close with an attempt open: %v", streamed, err)
+			}
+			if err := attempt.Abort(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		eventually(t, fmt.Sprintf("streamed=%v: descriptors", streamed), func() bool { return descriptors() <= before })
+		eventually(t, fmt.Sprintf("streamed=%v: mappings", streamed), func() bool { return mapped(t) <= maps })
+	}
+}

@@ -251,6 +251,13 @@ func (l *link) close(why error) {
 	}
 }
 
+// filling is the number of attempts that hold staging.
+func (l *link) filling() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.attempts)
+}
+
 // held lists the leases that still have views.
 func (l *link) held() (leases []uint64, views int64) {
 	l.mu.Lock()

@@ -243,6 +243,8 @@ func (n *testNode) serveTether(tether *shm.Tether) {
 	if err := tether.Wait(n.base); err == nil {
 		n.mu.Lock()
 		n.tethersEnd++
+		delete(n.attachments, id)
+		a.staging.mem.Close()
 		n.mu.Unlock()
 	}
 }

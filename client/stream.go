@@ -135,6 +135,8 @@ type incoming struct {
 	done        uint64
 	sum         paging.Hasher
 	corrupt     []int // blocks
+
+	fault error // what decode found
 }
 
 func (in *incoming) receive(ctx context.Context, r *FetchRequest) error {
@@ -148,29 +150,21 @@ func (in *incoming) receive(ctx context.Context, r *FetchRequest) error {
 	l.called()
 	stream, err := l.pages.ReadPages(bounded, &kvtierv1.ReadPagesRequest{
 		NamespaceId: r.Namespace[:], BlockNames: packed, Parts: uint64(in.lease.Parts), Mode: r.Mode.wire(), FirstBlock: uint32(r.First),
-	})
+	}, pageCall)
 	if err != nil {
 		return s.err(ctx, err)
-	}
-	msg, err := stream.Recv()
-	if err != nil {
-		return s.err(ctx, err)
-	}
-	if err := in.header(msg.GetHeader()); err != nil {
-		return err
 	}
 	for {
-		s.came()
-		msg, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
+		err := stream.RecvMsg(in) // pageCodec calls in.decode
+		switch {
+		case in.fault != nil:
+			return in.fault
+		case errors.Is(err, io.EOF):
 			return in.end()
-		}
-		if err != nil {
+		case err != nil:
 			return s.err(ctx, err)
 		}
-		if err := in.piece(msg.GetChunk()); err != nil {
-			return err
-		}
+		s.came()
 	}
 }
 
@@ -180,7 +174,7 @@ func (in *incoming) header(h *kvtierv1.ReadPagesHeader) error {
 	if in.set {
 		rows = in.names
 	}
-	if h == nil || usable > in.names || len(h.GetTiers()) != rows && len(h.GetTiers()) != 0 || paging.PartSet(h.GetParts()) != l.Parts {
+	if l.own != nil || usable > in.names || len(h.GetTiers()) != rows && len(h.GetTiers()) != 0 || paging.PartSet(h.GetParts()) != l.Parts {
 		return fmt.Errorf("header of %d usable blocks, %d tiers, part set %#x: %w", usable, len(h.GetTiers()), h.GetParts(), paging.ErrInvalid)
 	}
 	l.Usable, l.UsableTokens, l.Rows = usable, int64(h.GetUsableTokens()), rows
@@ -193,36 +187,38 @@ func (in *incoming) header(h *kvtierv1.ReadPagesHeader) error {
 	return nil
 }
 
-// piece adds a chunk to its page. Pages come whole, one after another.
-func (in *incoming) piece(c *kvtierv1.PageChunk) error {
-	block, part := int(c.GetBlock()), int(c.GetPart())
-	data := c.GetData()
-	if c == nil || block >= in.lease.Rows || part >= len(in.ns.pageBytes) || !in.lease.Parts.Has(part) {
+// piece adds a piece, whose bytes come from r, to its page. Pages come whole, one
+// after another.
+func (in *incoming) piece(c *piece, r io.Reader) error {
+	block, part := c.block, c.part
+	if block >= in.lease.Rows || part >= len(in.ns.pageBytes) || !in.lease.Parts.Has(part) {
 		return fmt.Errorf("piece of block %d part %d, which was not asked for: %w", block, part, paging.ErrInvalid)
 	}
-	if c.GetOffset() == 0 {
+	if c.offset == 0 {
 		want := in.ns.pageBytes[part]
 		at := block*in.lease.cols + (in.lease.Parts & paging.AllParts(part)).Len()
-		if c.GetPageBytes() != want || in.lease.own[at].data != nil || !in.ns.Layout.PagesAt(in.first+block, in.lease.Parts).Has(part) {
-			return fmt.Errorf("page of %d bytes for block %d part %d, unasked or twice: %w", c.GetPageBytes(), block, part, paging.ErrInvalid)
+		if c.pageBytes != want || in.lease.own[at].data != nil || !in.ns.Layout.PagesAt(in.first+block, in.lease.Parts).Has(part) {
+			return fmt.Errorf("page of %d bytes for block %d part %d, unasked or twice: %w", c.pageBytes, block, part, paging.ErrInvalid)
 		}
 		in.block, in.part, in.at, in.done = block, part, at, 0
 		in.page = make([]byte, want)
 		in.sum.Reset()
 	}
-	if in.page == nil || block != in.block || part != in.part || c.GetOffset() != in.done || len(data) == 0 ||
-		len(data) > kvstatus.MaxChunkBytes || uint64(len(data)) > uint64(len(in.page))-in.done {
-		return fmt.Errorf("piece of %d bytes at %d of block %d part %d out of order: %w", len(data), c.GetOffset(), block, part, paging.ErrInvalid)
+	if in.page == nil || block != in.block || part != in.part || c.offset != in.done || c.bytes == 0 ||
+		c.bytes > kvstatus.MaxChunkBytes || c.bytes > uint64(len(in.page))-in.done {
+		return fmt.Errorf("piece of %d bytes at %d of block %d part %d out of order: %w", c.bytes, c.offset, block, part, paging.ErrInvalid)
 	}
-	into := in.page[in.done : in.done+uint64(len(data))]
-	copy(into, data)
+	into := in.page[in.done : in.done+c.bytes]
+	if _, err := io.ReadFull(r, into); err != nil {
+		return errWire
+	}
 	_, _ = in.sum.Write(into) // never fails
-	in.done += uint64(len(data))
+	in.done += c.bytes
 	if in.done < uint64(len(in.page)) {
 		return nil
 	}
 	counts := &in.lease.link.client.counts
-	if sum := in.sum.Sum64(); sum == c.GetChecksum() {
+	if sum := in.sum.Sum64(); sum == c.sum {
 		in.lease.own[in.at] = private{data: in.page, sum: sum}
 		counts.pages.Add(1)
 		counts.streamed.Add(int64(in.done))

@@ -3,11 +3,13 @@ package client_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
+	"github.com/kvtier/kvtier/server"
 )
 
 // faces are the configs of a client in place (false) and of one that streams.
@@ -208,5 +210,47 @@ func TestTokenNeedsTLSFarAway(t *testing.T) {
 	_, err := client.Open(t.Context(), client.Config{Address: "192.0.2.1:7440", Token: "secret"})
 	if !errors.Is(err, paging.ErrInvalid) {
 		t.Errorf("a token in the clear: %v", err)
+	}
+}
+
+// spoilingPool overwrites what it gets back: who still reads it reads garbage.
+type spoilingPool struct{}
+
+func (spoilingPool) Get(length int) *[]byte {
+	b := make([]byte, length)
+	return &b
+}
+
+func (spoilingPool) Put(b *[]byte) {
+	for i := range *b {
+		(*b)[i] = 0xdb
+	}
+}
+
+func TestManyStreamsOverAPoolThatSpoils(t *testing.T) {
+	n := startDaemon(t, func(cfg *server.Config) { cfg.Listen = "127.0.0.1:0" })
+	c := open(t, client.WithPool(daemonFaces(n)[true], spoilingPool{}))
+	ns := register(t, c)
+	const chains, length = 8, 10
+	for i := range chains {
+		write(t, c, ns, chain(i, length))
+	}
+	var streams sync.WaitGroup
+	for i := range 64 {
+		streams.Go(func() {
+			names := chain(i%chains, length)
+			lease, err := c.Fetch(t.Context(), client.FetchRequest{Namespace: ns, Names: names})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := errors.Join(readAll(lease, names, 2), lease.Release(t.Context())); err != nil || lease.Usable != length {
+				t.Errorf("%d blocks: %v", lease.Usable, err)
+			}
+		})
+	}
+	streams.Wait()
+	if got := c.Metrics().Corrupt; got != 0 {
+		t.Errorf("%d pages arrived corrupt", got)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 
+	"google.golang.org/grpc"
+
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/proto/kvstatus"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
@@ -134,7 +136,7 @@ func (a *Attempt) writeRun(ctx context.Context, rows []int, durable bool, retent
 	s, bounded := l.pageStream(ctx)
 	defer s.close()
 	l.called()
-	stream, err := l.pages.WritePages(bounded)
+	stream, err := l.pages.WritePages(bounded, pageCall)
 	if err != nil {
 		return nil, s.err(ctx, err)
 	}
@@ -158,9 +160,7 @@ func (a *Attempt) writeRun(ctx context.Context, rows []int, durable bool, retent
 }
 
 // sendRow sends the pages of one row, which is the block'th of the call.
-func (a *Attempt) sendRow(s *pageStream, stream interface {
-	Send(*kvtierv1.WritePagesRequest) error
-}, row, block int) error {
+func (a *Attempt) sendRow(s *pageStream, stream grpc.ClientStream, row, block int) error {
 	for col, part := range a.own.parts {
 		page := a.own.pages[row*a.cols+col]
 		if page == nil {
@@ -168,12 +168,11 @@ func (a *Attempt) sendRow(s *pageStream, stream interface {
 		}
 		sum := paging.Checksum(page)
 		for offset := 0; offset < len(page); offset += kvstatus.MaxChunkBytes {
-			chunk := &kvtierv1.PageChunk{
-				Block: uint32(block), Part: uint32(part), Offset: uint64(offset),
-				Data:      page[offset:min(offset+kvstatus.MaxChunkBytes, len(page))],
-				PageBytes: uint64(len(page)), Checksum: sum,
+			out := &outgoing{
+				piece: piece{block: block, part: part, offset: uint64(offset), pageBytes: uint64(len(page)), sum: sum},
+				data:  page[offset:min(offset+kvstatus.MaxChunkBytes, len(page))],
 			}
-			if err := stream.Send(&kvtierv1.WritePagesRequest{Message: &kvtierv1.WritePagesRequest_Chunk{Chunk: chunk}}); err != nil {
+			if err := stream.SendMsg(out); err != nil {
 				return err
 			}
 			s.sent()
