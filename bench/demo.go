@@ -16,7 +16,7 @@ const (
 // Demo replays the embedded trace through a node that is killed in the middle.
 // node.Dir is set by it; RAM and NVMe that are 0 get the demo's sizes.
 func Demo(ctx context.Context, node NodeConfig, tempDir string, progress Progress) (*DemoReport, error) {
-	trace, err := OpenTrace("")
+	trace, err := OpenTrace(ShortTrace)
 	if err != nil {
 		return nil, err
 	}

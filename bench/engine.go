@@ -58,30 +58,29 @@ func (e *engine) serve(ctx context.Context, c *chain) error {
 	if err != nil {
 		return err
 	}
-	hits := 0
-	if prefix.Usable > 0 {
-		lease, err := e.fetch(ctx, c.names[:prefix.Usable])
-		if err != nil {
-			return err
-		}
-		defer lease.ReleaseAsync() // if what follows fails
-		hits = e.check(lease, c.names)
-		e.tally.hitBlocks.Add(int64(hits))
-		e.tally.hitTokens.Add(min(c.blockTokens*int64(hits), c.tokens))
-		for _, t := range lease.Tiers[:hits] {
-			e.tally.hitTier[t].Add(1)
-		}
-		if err := e.store(ctx, c, hits); err != nil {
-			return err
-		}
-		e.recheck(lease, c.names[:hits])
-		if err := lease.Release(ctx); err != nil {
-			e.tally.lost.Add(1)
-			return err
-		}
-		return nil
+	if prefix.Usable == 0 {
+		return e.store(ctx, c, 0)
 	}
-	return e.store(ctx, c, 0)
+	lease, err := e.fetch(ctx, c.names[:prefix.Usable])
+	if err != nil {
+		return err
+	}
+	defer lease.ReleaseAsync() // if what follows fails
+	hits := e.check(lease, c.names)
+	e.tally.hitBlocks.Add(int64(hits))
+	e.tally.hitTokens.Add(min(c.blockTokens*int64(hits), c.tokens))
+	for _, t := range lease.Tiers[:hits] {
+		e.tally.hitTier[t].Add(1)
+	}
+	if err := e.store(ctx, c, hits); err != nil {
+		return err
+	}
+	e.recheck(lease, c.names[:hits])
+	if err := lease.Release(ctx); err != nil {
+		e.tally.lost.Add(1)
+		return err
+	}
+	return nil
 }
 
 func (e *engine) fetch(ctx context.Context, names []paging.BlockName) (*client.Lease, error) {
@@ -248,12 +247,12 @@ func (e *engine) fill(a *client.Attempt, names []paging.BlockName) (bytes int64)
 func (e *engine) judge(a *client.Attempt, names []paging.BlockName, outcomes []client.Outcome, durable bool) error {
 	for row, o := range outcomes {
 		name := names[a.Block(row)]
-		switch {
-		case o == client.OutcomeDuplicateDivergent:
+		switch o {
+		case client.OutcomeDuplicateDivergent:
 			// Every writer of this run fills the same bytes.
 			e.tally.wrong.Add(1)
 			e.tally.note("block %s: the node says that other bytes are stored", name.Short())
-		case o == client.OutcomeCommitted, o == client.OutcomeNotDurable, o == client.OutcomeDuplicate:
+		case client.OutcomeCommitted, client.OutcomeNotDurable, client.OutcomeDuplicate:
 			e.ledger.didCommit(name, durable && o == client.OutcomeCommitted)
 			e.tally.committed.Add(1)
 			if durable && o == client.OutcomeCommitted {

@@ -26,9 +26,8 @@ type LocalConfig struct {
 const (
 	fetchPages   = 64
 	localRAM     = 256 << 20
-	localSpare   = 160 << 20 // of RAM beside the pages: staging
-	localWarm    = 200       // calls that are not counted
-	localVerify  = 64        // every so many calls all pages of the fetch are checked
+	localWarm    = 200 // calls that are not counted
+	localVerify  = 64  // every so many calls all pages of the fetch are checked
 	redisRepeats = 30
 )
 
@@ -42,7 +41,8 @@ func Local(ctx context.Context, cfg LocalConfig) (_ *LocalReport, err error) {
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
 	cfg.Node.Dir, cfg.Node.NVMe = work.Dir, 0
-	cfg.Node.RAM = max(localRAM, int64(cfg.Chains)*fetchPages*slotBytes(cfg.PageBytes)+localSpare)
+	// A quarter of the budget is kept for staging, and some of the rest is slack.
+	cfg.Node.RAM = max(localRAM, int64(cfg.Chains)*fetchPages*slotBytes(cfg.PageBytes)*3/2)
 	cfg.Node.Args = append([]string{"--http-listen", "off"}, cfg.Node.Args...)
 	d, err := StartDaemon(ctx, cfg.Node)
 	if err != nil {
@@ -161,7 +161,7 @@ func copiedBytes(ctx context.Context, socket string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer admin.Close()
+	defer admin.Close() //nolint:errcheck // only asked
 	status, err := admin.Status(ctx)
 	if err != nil {
 		return 0, err

@@ -13,7 +13,7 @@ import (
 // proportion.
 func smallReplay(t *testing.T) ReplayConfig {
 	t.Helper()
-	trace, err := OpenTrace("")
+	trace, err := OpenTrace(ShortTrace)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func (r *redis) connect(ctx context.Context, socket string) error {
 
 func (r *redis) close() {
 	if r.conn != nil {
-		r.conn.Close()
+		r.conn.Close() //nolint:errcheck // the server is killed
 	}
 	_ = r.cmd.Process.Signal(os.Kill)
 	<-r.exited
@@ -94,8 +94,8 @@ func (r *redis) command(args ...[]byte) {
 	fmt.Fprintf(r.out, "*%d\r\n", len(args))
 	for _, a := range args {
 		fmt.Fprintf(r.out, "$%d\r\n", len(a))
-		r.out.Write(a) //nolint:errcheck // bufio keeps the error for Flush
-		r.out.WriteString("\r\n")
+		r.out.Write(a)            //nolint:errcheck // bufio keeps the error for Flush
+		r.out.WriteString("\r\n") //nolint:errcheck // as above
 	}
 }
 

@@ -2,10 +2,10 @@ package bench
 
 import (
 	"compress/gzip"
-	_ "embed"
-	"errors"
+	"embed"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,11 +14,17 @@ import (
 	"github.com/kvtier/kvtier/tier/policy"
 )
 
-// embedded is the first 500 requests of the conversation trace of
-// kvcache-ai/Mooncake; testdata holds its licence.
+// embedded holds the conversation trace of kvcache-ai/Mooncake and its first 500
+// requests; testdata has the licence.
 //
-//go:embed testdata/conversation_500.jsonl
-var embedded []byte
+//go:embed testdata/conversation_500.jsonl testdata/conversation_trace.jsonl.gz
+var embedded embed.FS
+
+// Names of traces that are part of the program.
+const (
+	ShortTrace = "conversation_500" // the first 500 requests of FullTrace
+	FullTrace  = "conversation"     // 12,031 requests, 288,500 blocks
+)
 
 // Trace is a list of requests in the order in which they are played.
 type Trace struct {
@@ -26,46 +32,51 @@ type Trace struct {
 	Requests []policy.Request
 }
 
-// OpenTrace reads a trace file. Empty: the embedded one.
-func OpenTrace(file string) (*Trace, error) {
-	data, name := embedded, "conversation_500"
-	if file != "" {
-		var err error
-		if data, err = readTrace(file); err != nil {
-			return nil, fmt.Errorf("trace: %w", err)
-		}
-		name = filepath.Base(file)
+// OpenTrace reads a trace: ShortTrace, FullTrace or a file, decompressed if its
+// name ends in .gz.
+func OpenTrace(name string) (*Trace, error) {
+	var f fs.File
+	var err error
+	file := name
+	switch name {
+	case ShortTrace:
+		f, err = embedded.Open("testdata/conversation_500.jsonl")
+	case FullTrace:
+		file = "testdata/conversation_trace.jsonl.gz"
+		f, err = embedded.Open(file)
+	default:
+		f, err = os.Open(name)
 	}
-	requests, err := policy.ParseTrace(data)
+	if err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	requests, err := readTrace(f, strings.HasSuffix(file, ".gz"))
 	if err != nil {
 		return nil, fmt.Errorf("trace %s: %w", name, err)
 	}
 	if len(requests) == 0 {
 		return nil, fmt.Errorf("trace %s has no request", name)
 	}
-	return &Trace{Name: name, Requests: requests}, nil
+	return &Trace{Name: filepath.Base(name), Requests: requests}, nil
 }
 
-// readTrace reads a file, decompressed if its name ends in .gz.
-func readTrace(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil || !strings.HasSuffix(file, ".gz") {
-		return readAll(f, err)
+func readTrace(r io.Reader, compressed bool) ([]policy.Request, error) {
+	if compressed {
+		var err error
+		if r, err = gzip.NewReader(r); err != nil {
+			return nil, err
+		}
 	}
-	defer f.Close()
-	return readAll(gzip.NewReader(f))
+	data, err := io.ReadAll(io.LimitReader(r, maxTraceBytes))
+	if err != nil {
+		return nil, err
+	}
+	return policy.ParseTrace(data)
 }
 
 // maxTraceBytes bounds a trace: the published ones have some tens of MiB.
 const maxTraceBytes = 1 << 30
-
-func readAll[R io.ReadCloser](r R, err error) ([]byte, error) {
-	if err != nil {
-		return nil, err
-	}
-	data, err := io.ReadAll(io.LimitReader(r, maxTraceBytes))
-	return data, errors.Join(err, r.Close())
-}
 
 // unlimited is a cache that evicts nothing.
 const unlimited = math.MaxInt64 / 2
@@ -77,7 +88,7 @@ func (t *Trace) Best(n, blockTokens int) (policy.Result, error) {
 
 // PolicyConfig describes "bench policy".
 type PolicyConfig struct {
-	Trace       string // file; empty: the embedded one
+	Trace       string // as for OpenTrace
 	Policy      string
 	Capacity    int64 // blocks
 	BlockTokens int64

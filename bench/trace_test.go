@@ -3,7 +3,7 @@ package bench
 import "testing"
 
 func TestEmbeddedTraceIsTheFile(t *testing.T) {
-	embedded, err := OpenTrace("")
+	embedded, err := OpenTrace(ShortTrace)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,9 +21,11 @@ func TestEmbeddedTraceIsTheFile(t *testing.T) {
 }
 
 func TestCompressedTrace(t *testing.T) {
-	trace, err := OpenTrace("testdata/conversation_trace.jsonl.gz")
-	if err != nil || len(trace.Requests) != 12031 {
-		t.Fatalf("%v", err)
+	for _, name := range []string{FullTrace, "testdata/conversation_trace.jsonl.gz"} {
+		trace, err := OpenTrace(name)
+		if err != nil || len(trace.Requests) != 12031 {
+			t.Fatalf("%s: %v", name, err)
+		}
 	}
 }
 

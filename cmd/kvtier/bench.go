@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvtier/kvtier/bench"
 	"github.com/kvtier/kvtier/server"
@@ -65,7 +66,7 @@ func policyWorkload() workload {
 		use: "policy", short: "Hit rates of an eviction policy on a trace, without a node",
 		bind: func(cmd *cobra.Command) {
 			flags := cmd.Flags()
-			flags.StringVar(&cfg.Trace, "trace", "", "`file` with one JSON request a line; default: the trace of the demo")
+			flags.StringVar(&cfg.Trace, "trace", bench.ShortTrace, traceUsage)
 			flags.StringVar(&cfg.Policy, "policy", "default", "one of "+strings.Join(policy.Names(), ", "))
 			flags.Int64Var(&cfg.Capacity, "capacity", 1000, "`blocks` that the cache holds")
 			flags.Int64Var(&cfg.BlockTokens, "block-tokens", bench.DefaultBlockTokens, "tokens of a block")
@@ -86,10 +87,13 @@ func policyWorkload() workload {
 	}
 }
 
+const traceUsage = "`file` with one JSON request a line (.gz: compressed), or " + bench.ShortTrace + " or " + bench.FullTrace + ", which are built in"
+
 func replayWorkload(node func() bench.NodeConfig, dir *string) workload {
 	var cfg bench.ReplayConfig
 	var trace string
 	blockBytes, ram, nvme := server.Size(64<<10), server.Size(256<<20), server.Size(4<<30)
+	var given *pflag.FlagSet
 	return workload{
 		use: "replay", short: "Replay a trace with real bytes through a daemon process",
 		long: `replay plays each request of a trace as an engine does: look up, fetch the usable
@@ -99,12 +103,13 @@ was wrong, a leased page was lost, a block was served that was never committed, 
 durable block is gone after a kill, or a request failed.`,
 		bind: func(cmd *cobra.Command) {
 			flags := cmd.Flags()
-			flags.StringVar(&trace, "trace", "", "`file` with one JSON request a line; default: the trace of the demo")
+			given = flags
+			flags.StringVar(&trace, "trace", bench.ShortTrace, traceUsage+"; with --full the default is "+bench.FullTrace)
 			flags.IntVar(&cfg.Requests, "requests", 0, "play only so many; 0: all")
 			flags.Var(&blockBytes, "block-bytes", "page of one block")
 			flags.IntVar(&cfg.BlockTokens, "block-tokens", bench.DefaultBlockTokens, "tokens of a block")
 			flags.Var(&ram, "ram", "budget of the RAM tier")
-			flags.Var(&nvme, "nvme", "budget of the NVMe tier; 0: none")
+			flags.Var(&nvme, "nvme", "budget of the NVMe tier; 0: none; with --full the default is 16GiB")
 			flags.IntVar(&cfg.Clients, "clients", 1, "requests at a time")
 			flags.BoolVar(&cfg.Stream, "stream", false, "clients use TCP as if they were on another machine")
 			flags.Float64SliceVar(&cfg.KillAt, "kill-at", nil, "kill the node at these `fractions` of the run and start it again")
@@ -115,7 +120,13 @@ durable block is gone after a kill, or a request failed.`,
 				panic(err)
 			}
 		},
-		run: func(ctx context.Context, _ bool, update func(done, total int64)) (bench.Report, error) {
+		run: func(ctx context.Context, full bool, update func(done, total int64)) (bench.Report, error) {
+			if full && !given.Changed("trace") {
+				trace = bench.FullTrace
+			}
+			if full && !given.Changed("nvme") {
+				nvme = 16 << 30 // all 182,790 different blocks
+			}
 			if err := checkReplay(&cfg, int64(blockBytes)); err != nil {
 				return nil, err
 			}

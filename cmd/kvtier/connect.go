@@ -114,7 +114,7 @@ func (t *target) ask(ctx context.Context, do func(context.Context, *client.Admin
 	if err != nil {
 		return &usageError{err}
 	}
-	defer admin.Close()
+	defer admin.Close() //nolint:errcheck // only asked
 	err = do(ctx, admin)
 	if errors.Is(err, paging.ErrUnavailable) {
 		err = fmt.Errorf("%w\nis a node running at %s? (kvtier serve; or name another one by --socket or --address)", err, cmp.Or(cfg.Socket, cfg.Address))

@@ -176,7 +176,7 @@ func trySeals() error {
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
-	defer unix.Close(fd)
+	defer unix.Close(fd) //nolint:errcheck // a probe
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE)
 	return err
 }
@@ -187,7 +187,7 @@ func (h *host) meminfo(name string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		rest, ok := strings.CutPrefix(lines.Text(), name+":")

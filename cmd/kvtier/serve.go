@@ -87,7 +87,7 @@ func serve(ctx context.Context, c *loaded, out *output, stderr io.Writer) error 
 		return err
 	}
 	if err := printReady(out, s); err != nil {
-		return errors.Join(err, s.Close())
+		return errors.Join(err, s.Close()) //nolint:contextcheck // Close bounds itself
 	}
 	return s.Serve(ctx)
 }
