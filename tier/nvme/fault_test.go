@@ -41,7 +41,7 @@ func wantBypass(t *testing.T, tr *Tier, page tier.Page, r tier.Ref, reason strin
 func TestHungRead(t *testing.T) {
 	f := &faults{}
 	cfg := memConfig(vfs.NewMem(), f)
-	cfg.HangAfter = 100 * time.Millisecond
+	cfg.HangAfter = 500 * time.Millisecond
 	tr := mustOpen(t, cfg)
 	hung, hungRef := mustStore(t, tr, 1, 70_000)
 	good, goodRef := mustStore(t, tr, 2, 4096) // in another segment
@@ -103,7 +103,7 @@ func TestHungRead(t *testing.T) {
 func TestAllReadersHang(t *testing.T) {
 	f := &faults{}
 	cfg := memConfig(vfs.NewMem(), f)
-	cfg.HangAfter = 20 * time.Millisecond
+	cfg.HangAfter = 500 * time.Millisecond
 	tr := mustOpen(t, cfg)
 	p, r := mustStore(t, tr, 1, 4096)
 	release := make(chan struct{})
