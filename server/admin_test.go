@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
 	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/proto/kvstatus"
@@ -150,6 +152,26 @@ func scrape(t testing.TB, url string) map[string]string {
 		}
 	}
 	return out
+}
+
+// Names and units of the metrics are as Prometheus wants them.
+func TestMetricNames(t *testing.T) {
+	cfg := twoTiers(t)
+	cfg.HTTPListen = "127.0.0.1:0"
+	n := startNode(t, cfg)
+	res, err := http.Get("http://" + n.HTTPAddr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	problems, err := promlint.New(res.Body).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	http.DefaultClient.CloseIdleConnections()
 }
 
 func TestHealthPages(t *testing.T) {

@@ -183,7 +183,7 @@ func TestEngineKilled(t *testing.T) {
 	ns := e.register(childPage, 1)
 	e.put(ns, blockNames(0, 16))
 	base, maps := n.Metrics(), stagingMaps(t)
-	for round := range 3 {
+	for round := range rounds(t, 3) {
 		for _, mode := range []string{"reading", "filling", "mapped"} {
 			c := n.child(t, mode)
 			held := n.Metrics()

@@ -299,7 +299,7 @@ func TestRandomBytesIntoEveryListener(t *testing.T) {
 		{"unixpacket", n.Config.HandoffSocket, ""},
 		{"unixpacket", n.Config.HandoffSocket, "KVTH\x01\x00\x01\x00\x10\x00\x00\x00"},
 	} {
-		for round := range 20 {
+		for round := range rounds(t, 20) {
 			if _, err := rand.Read(noise); err != nil {
 				t.Fatal(err)
 			}

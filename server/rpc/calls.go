@@ -196,11 +196,11 @@ func authorization(ctx context.Context) string {
 	return values[0]
 }
 
-// expired reports a call whose time is over before anything was done for it.
+// expired reports a call whose time is over.
 func expired(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
-			return fmt.Errorf("the call's deadline passed before it began: %w", paging.ErrExpired)
+			return fmt.Errorf("the call's deadline has passed: %w", paging.ErrExpired)
 		}
 		return err
 	}

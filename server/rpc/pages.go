@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"time"
@@ -111,16 +112,29 @@ func (p *pagesService) Fetch(ctx context.Context, m *kvtierv1.FetchRequest) (*kv
 	var res FetchResult // not used again: gRPC encodes it after this method returned
 	done, err := att.FetchResident(&r, &res)
 	if err == nil && !done {
-		ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+		bounded, cancel := context.WithTimeout(ctx, r.Timeout)
 		defer cancel()
-		err = att.Fetch(ctx, &r, &res)
+		err = att.Fetch(bounded, &r, &res)
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := expired(ctx); err != nil { // nobody learns of the lease
+		dropLease(att, &res)
 		return nil, err
 	}
 	out := new(kvtierv1.FetchResponse)
 	encodeFetch(&res, out)
 	return out, nil
+}
+
+// dropLease ends a lease whose answer nobody waits for any more.
+func dropLease(att Attachment, res *FetchResult) {
+	var tokens []ID
+	if res.Token != nil {
+		tokens = append(tokens, *res.Token)
+	}
+	att.Release([]uint64{res.Lease}, tokens, nil)
 }
 
 // Adopt gives a worker the slots of its parts.
@@ -135,6 +149,10 @@ func (p *pagesService) Adopt(ctx context.Context, m *kvtierv1.AdoptRequest) (*kv
 	}
 	var res FetchResult
 	if err := att.Adopt(token, paging.PartSet(m.GetParts()), &res); err != nil {
+		return nil, err
+	}
+	if err := expired(ctx); err != nil {
+		dropLease(att, &res)
 		return nil, err
 	}
 	out := new(kvtierv1.AdoptResponse)
@@ -192,10 +210,16 @@ func (p *pagesService) Reserve(ctx context.Context, m *kvtierv1.ReserveRequest) 
 		return nil, err
 	}
 	s.names = r.Names // repeated names are an outcome of theirs here, no error
-	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	bounded, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	var res ReserveResult
-	if err := att.Reserve(ctx, &r, &res); err != nil {
+	if err := att.Reserve(bounded, &r, &res); err != nil {
+		return nil, err
+	}
+	if err := expired(ctx); err != nil { // nobody learns of the attempt, so nobody would end it
+		if res.Attempt != nil {
+			err = errors.Join(err, att.Abort(*res.Attempt))
+		}
 		return nil, err
 	}
 	out := &kvtierv1.ReserveResponse{
