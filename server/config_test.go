@@ -133,6 +133,9 @@ func TestIdentityIsKeptAndIncarnationRises(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := first.raise(); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := openDir(dir); !errors.Is(err, paging.ErrUnavailable) {
 		t.Errorf("a second node on the directory: %v, want unavailable", err)
 	}
@@ -142,6 +145,9 @@ func TestIdentityIsKeptAndIncarnationRises(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer second.close()
+	if err := second.raise(); err != nil {
+		t.Fatal(err)
+	}
 	if second.identity.node != first.identity.node || second.identity.incarnation != first.identity.incarnation+1 {
 		t.Errorf("after a restart %+v, before %+v", second.identity, first.identity)
 	}

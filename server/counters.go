@@ -42,7 +42,11 @@ type Metrics struct {
 	Hierarchy tier.Metrics
 	RAM       tier.Usage
 	NVMe      *tier.Usage // nil: no such tier
+	NVMeIO    tier.IO     // zero: no such tier, or it does not tell
 }
+
+// metered is a tier that tells what it does on its medium.
+type metered interface{ IO() tier.IO }
 
 func (n *node) metrics() Metrics {
 	c := &n.counters
@@ -58,6 +62,9 @@ func (n *node) metrics() Metrics {
 	if n.nvme != nil {
 		u := n.nvme.Usage()
 		m.NVMe = &u
+		if disk, ok := n.nvme.(metered); ok {
+			m.NVMeIO = disk.IO()
+		}
 	}
 	for _, a := range n.attachments.all() {
 		a.addTo(&m)

@@ -51,8 +51,8 @@ type dataDir struct {
 }
 
 // openDir takes the data directory: it creates it, refuses one that holds
-// something else untouched, locks it against a second node, and raises the
-// incarnation. An empty path is a node without a directory.
+// something else untouched, and locks it against a second node. An empty path is
+// a node without a directory.
 func openDir(path string) (*dataDir, error) {
 	if path == "" {
 		return &dataDir{identity: identity{node: randomID(), incarnation: 1}}, nil
@@ -67,12 +67,16 @@ func openDir(path string) (*dataDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &dataDir{path: path, lock: lock}
-	if d.identity, err = raiseIncarnation(path); err != nil {
-		d.close()
-		return nil, err
+	return &dataDir{path: path, lock: lock}, nil
+}
+
+// raise begins the next incarnation of the node. It is called when all that the
+// directory holds was found to be of a known format: one that is not stays as it is.
+func (d *dataDir) raise() (err error) {
+	if d.path != "" {
+		d.identity, err = raiseIncarnation(d.path)
 	}
-	return d, nil
+	return err
 }
 
 // sub is a directory inside it.

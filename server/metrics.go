@@ -58,6 +58,8 @@ var values = []value{
 	{"tier_missed_tokens_total", "Tokens of the blocks not granted.", func(m *Metrics) float64 { return number(m.Hierarchy.MissedTokens) }},
 	{"tier_load_waits_total", "Times that a fetch waited for the disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadWaits) }},
 	{"tier_clean_waits_total", "Times that a fetch or reserve waited for pages to be written down.", func(m *Metrics) float64 { return number(m.Hierarchy.CleanWaits) }},
+	{"tier_load_wait_seconds_total", "Time that fetches waited for the disk: engines stood still meanwhile.", func(m *Metrics) float64 { return m.Hierarchy.LoadWaitTime.Seconds() }},
+	{"tier_clean_wait_seconds_total", "Time that fetches and reserves waited for pages to be written down.", func(m *Metrics) float64 { return m.Hierarchy.CleanWaitTime.Seconds() }},
 	{"tier_loaded_pages_total", "Pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedPages) }},
 	{"tier_loaded_bytes_total", "Bytes of pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedBytes) }},
 	{"tier_corrupt_pages_total", "Loads that failed their checksum.", func(m *Metrics) float64 { return number(m.Hierarchy.CorruptPages) }},
@@ -92,6 +94,22 @@ var values = []value{
 	{"tier_pinned_bytes", "Slots of pinned blocks.", func(m *Metrics) float64 { return number(m.Hierarchy.PinnedBytes) }},
 	{"tier_queue_blocks", "Blocks that wait to be written down.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueBlocks) }},
 	{"tier_queue_loads", "Pages that wait to be loaded.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueLoads) }},
+
+	{"nvme_reads_total", "Reads of pages.", func(m *Metrics) float64 { return number(m.NVMeIO.Reads) }},
+	{"nvme_read_bytes_total", "Bytes of pages read.", func(m *Metrics) float64 { return number(m.NVMeIO.ReadBytes) }},
+	{"nvme_read_seconds_total", "Time that reads took, waiting for their turn included.", func(m *Metrics) float64 { return m.NVMeIO.ReadTime.Seconds() }},
+	{"nvme_writes_total", "Writes of pages; one may hold several.", func(m *Metrics) float64 { return number(m.NVMeIO.Writes) }},
+	{"nvme_written_bytes_total", "Bytes written: pages, index, space that is written ahead.", func(m *Metrics) float64 { return number(m.NVMeIO.WrittenBytes) }},
+	{"nvme_write_seconds_total", "Time that writes took, waiting for their turn included.", func(m *Metrics) float64 { return m.NVMeIO.WriteTime.Seconds() }},
+	{"nvme_commits_total", "Groups of records made durable.", func(m *Metrics) float64 { return number(m.NVMeIO.Commits) }},
+	{"nvme_commit_seconds_total", "Time that groups took: syncs and their records.", func(m *Metrics) float64 { return m.NVMeIO.CommitTime.Seconds() }},
+	{"nvme_reads_in_flight", "Reads that wait or run.", func(m *Metrics) float64 { return number(m.NVMeIO.ReadsRunning) }},
+	{"nvme_writes_in_flight", "Writes that run.", func(m *Metrics) float64 { return number(m.NVMeIO.WritesRunning) }},
+	{"nvme_hung_reads", "Reads that do not answer.", func(m *Metrics) float64 { return number(m.NVMeIO.HungReads) }},
+	{"nvme_hung_writes", "Writes that do not answer.", func(m *Metrics) float64 { return number(m.NVMeIO.HungWrites) }},
+	{"nvme_read_errors_total", "Reads that failed.", func(m *Metrics) float64 { return number(m.NVMeIO.ReadErrors) }},
+	{"nvme_write_errors_total", "Writes, syncs and commits that failed.", func(m *Metrics) float64 { return number(m.NVMeIO.WriteErrors) }},
+	{"nvme_segments", "Segment files.", func(m *Metrics) float64 { return number(m.NVMeIO.Segments) }},
 }
 
 // counterValues are the numbers by their Prometheus names.

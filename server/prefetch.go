@@ -120,7 +120,8 @@ func (a *attachment) mayPrefetch() error {
 func (a *attachment) watch(ctx context.Context, p *prefetch) {
 	for {
 		ready, done, reason, err := p.promotion.Next(ctx)
-		if err != nil {
+		if err != nil { // its time is over: what no reader began is not brought up any more
+			p.promotion.Cancel()
 			done, reason = true, tier.Cancelled
 			if ctx.Err() == context.DeadlineExceeded {
 				reason = tier.Timeout

@@ -93,6 +93,10 @@ func Open(ctx context.Context, cfg Config, o Options) (_ *Server, err error) {
 	if err := s.openNode(ctx, cfg, o); err != nil {
 		return nil, err
 	}
+	if err := s.dir.raise(); err != nil {
+		return nil, err
+	}
+	s.node.identity = s.dir.identity
 	if err := s.openFaces(ctx); err != nil {
 		return nil, err
 	}
@@ -101,7 +105,7 @@ func Open(ctx context.Context, cfg Config, o Options) (_ *Server, err error) {
 
 // openNode opens the tiers and what holds them together.
 func (s *Server) openNode(ctx context.Context, cfg Config, o Options) (err error) {
-	n := &node{cfg: cfg, log: o.Logger, version: o.Version, identity: s.dir.identity, started: time.Now()}
+	n := &node{cfg: cfg, log: o.Logger, version: o.Version, started: time.Now()}
 	n.attachments.max = cfg.MaxAttachments
 	n.leaseIDs.Store(randomLease())
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))

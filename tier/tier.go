@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kvtier/kvtier/paging"
 )
@@ -201,6 +202,20 @@ type Usage struct {
 	InFlightBytes int64 // lengths of pages being written, or set aside and not yet published
 	DeadBytes     int64 // lengths of freed pages whose slots cannot be reused yet
 	Pages         int64 // stored pages
+}
+
+// IO is what a tier did on its medium since it was opened, and what it does now.
+// The times include waiting for a turn; their sum over their count is the mean.
+type IO struct {
+	Reads, Writes, Commits      int64
+	ReadBytes                   int64 // of pages
+	WrittenBytes                int64 // all: pages, index, space that is written ahead
+	ReadTime, WriteTime         time.Duration
+	CommitTime                  time.Duration // syncs, and the records of what was written
+	ReadsRunning, WritesRunning int64
+	HungReads, HungWrites       int64 // of these, those that do not answer
+	ReadErrors, WriteErrors     int64
+	Segments                    int64 // files
 }
 
 // unsettledError is an error after which the medium still uses the caller's memory.

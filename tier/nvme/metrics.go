@@ -3,6 +3,8 @@ package nvme
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/kvtier/kvtier/tier"
 )
 
 // Metrics are counts since Open.
@@ -53,6 +55,21 @@ func (m Metrics) WriteAmplification() float64 {
 		return 0
 	}
 	return float64(m.WrittenBytes+m.IndexBytes) / float64(m.StoredBytes)
+}
+
+// IO is what tiers of any kind tell of their medium.
+func (t *Tier) IO() tier.IO {
+	m := t.Metrics()
+	t.mu.Lock()
+	segments := int64(len(t.segments))
+	t.mu.Unlock()
+	return tier.IO{
+		Reads: m.ReadTime.Count, Writes: m.WriteTime.Count, Commits: m.CommitTime.Count,
+		ReadBytes: m.ReadBytes, WrittenBytes: m.WrittenBytes + m.PrewrittenBytes + m.IndexBytes,
+		ReadTime: m.ReadTime.Sum, WriteTime: m.WriteTime.Sum, CommitTime: m.CommitTime.Sum,
+		ReadsRunning: m.ReadsRunning, WritesRunning: m.WritesRunning, HungReads: m.HungReads, HungWrites: m.HungWrites,
+		ReadErrors: m.ReadErrors, WriteErrors: m.WriteErrors, Segments: segments,
+	}
 }
 
 // LatencyBounds are the upper bounds of the classes of a Latency; the last
