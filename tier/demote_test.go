@@ -302,3 +302,47 @@ func TestNamespaceWhileBypassed(t *testing.T) {
 		}
 	})
 }
+
+// A dirty block is passed over as long as clean ones can go, however old it is.
+func TestDirtyBlocksStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := tiertest.NewMap(tier.NVMe, 4<<20)
+		defer disk.Close()
+		k := open(t, plain(pageBytes), 1<<20, tier.Config{Durable: disk, FlushAfter: time.Hour})
+		old := chain(1, 0, 5)
+		k.put(old, 0, 0, tier.CommitOptions{})
+		for c := 2; c < 10; c++ {
+			if out := k.put(chain(c, 0, 20), 0, 0, tier.CommitOptions{Durable: true}); !all(out, tier.Committed) {
+				t.Fatalf("chain %d: %v", c, out)
+			}
+		}
+		if m := k.Metrics(); m.EvictedUncopied != 0 || m.EvictedBlocks == 0 {
+			t.Errorf("%d blocks evicted, %d of them without a copy", m.EvictedBlocks, m.EvictedUncopied)
+		}
+		if got := k.usable(old); got != 5 {
+			t.Errorf("%d of 5 dirty blocks are left", got)
+		}
+	})
+}
+
+// The disk's policy does not see hits that RAM served; it is told when the block
+// leaves RAM.
+func TestHitsInRAMCountOnDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := tiertest.NewMap(tier.NVMe, 100*pageBytes)
+		defer disk.Close()
+		k := open(t, plain(pageBytes), 1<<20, tier.Config{Durable: disk, DiskPolicy: "lru_rev"})
+		hot := chain(1, 0, 10)
+		k.put(hot, 0, 0, tier.CommitOptions{Durable: true})
+		k.toDisk(chain(2, 0, 40))
+		k.usable(hot)
+		if _, err := k.Demote(k.id, hot); err != nil {
+			t.Fatal(err)
+		}
+		k.toDisk(chain(3, 0, 40))
+		k.toDisk(chain(4, 0, 40))
+		if a, b := k.onDisk(hot), k.onDisk(chain(2, 0, 40)); a != 10 || b != 10 {
+			t.Errorf("on disk are %d of 10 blocks that were hit in RAM, and %d of 40 older ones", a, b)
+		}
+	})
+}
