@@ -54,6 +54,9 @@ func Local(ctx context.Context, cfg LocalConfig) (_ *LocalReport, err error) {
 	if err := l.open(ctx, d.Socket()); err != nil {
 		return nil, err
 	}
+	if err := awaitGrown(ctx, d.Socket()); err != nil {
+		return nil, err
+	}
 	if err := l.fill(ctx); err != nil {
 		return nil, err
 	}

@@ -226,7 +226,7 @@ func usageStatus(kind kvtierv1.Tier, u *tier.Usage) *kvtierv1.TierStatus {
 		PageBytes: uint64(u.PageBytes), InFlightBytes: uint64(u.InFlightBytes), Pages: uint64(u.Pages),
 		FreeBytes: uint64(max(0, u.HeldBytes-u.PageBytes-u.InFlightBytes)), Loaded: 1,
 	}
-	if u.State == tier.Ready && u.HeldBytes < u.BudgetBytes {
+	if u.State == tier.Ready && u.Growing {
 		out.State = "growing"
 	}
 	return out

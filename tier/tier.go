@@ -195,6 +195,8 @@ type Usage struct {
 	State  State
 	Reason string // why it is not Ready, or a remark for people ("buffered I/O: ...")
 
+	Growing bool // memory of the budget that pages may use is still being taken from the machine
+
 	BudgetBytes   int64 // hard bound
 	HeldBytes     int64 // taken from the machine: extents or files
 	UsedBytes     int64 // slots that hold something, whole slots

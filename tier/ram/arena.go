@@ -279,6 +279,7 @@ func (a *Arena) Usage() tier.Usage {
 	}
 	tables := int64(a.mu.extents) * shm.GenTableBytes(a.cfg.ExtentBytes)
 	u.HeldBytes = int64(a.mu.extents)*a.cfg.ExtentBytes + a.mu.aside
+	u.Growing = a.liveLocked() < a.planned
 	u.UsedBytes = tables + a.mu.aside
 	for _, t := range a.mu.tenants {
 		s := t.alloc.Usage()
@@ -287,6 +288,16 @@ func (a *Arena) Usage() tier.Usage {
 		u.Pages += int64(s.Slots)
 	}
 	return u
+}
+
+// liveLocked is the number of extents that pages can be put into.
+func (a *Arena) liveLocked() (n int) {
+	for _, e := range *a.table.Load() {
+		if e != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // Close implements tier.Tier. The memory is unmapped: processes that mapped it

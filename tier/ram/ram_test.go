@@ -40,15 +40,6 @@ func grown(t *testing.T, a *Arena) *Arena {
 	return nil
 }
 
-func (a *Arena) liveLocked() (n int) {
-	for _, e := range *a.table.Load() {
-		if e != nil {
-			n++
-		}
-	}
-	return n
-}
-
 func TestConformance(t *testing.T) {
 	tiertest.Run(t, tiertest.Subject{Open: func(t *testing.T, budget int64, namespaces ...*paging.Namespace) tier.Tier {
 		a, err := Open(t.Context(), Config{BudgetBytes: budget, StagingBytes: -1, MaxPageBytes: 4 << 20, Tenant: namespaces[0].Tenant})
