@@ -86,22 +86,28 @@ func refused(err error) bool {
 
 // keep holds a link up until Close.
 func (c *Client) keep(l *link) {
-	wait := backoffLeast
+	wait, said := backoffLeast, ""
 	for {
 		if l != nil {
+			began := time.Now()
 			c.attend(l)
-			wait = backoffLeast
+			if time.Since(began) > backoffMost {
+				wait = backoffLeast
+			}
 		}
 		if !c.pause(wait) {
 			return
 		}
 		wait = min(2*wait, backoffMost)
 		var err error
-		if l, err = c.connect(c.ctx); err != nil {
-			l = nil
-		} else {
+		switch l, err = c.connect(c.ctx); {
+		case err == nil:
+			said = ""
 			c.counts.attached.Add(1)
 			c.log.Info("attached")
+		case err.Error() != said && c.ctx.Err() == nil:
+			said = err.Error()
+			c.log.Warn("cannot attach, trying again", "error", err)
 		}
 		c.publish(l, err)
 	}
