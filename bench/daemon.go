@@ -146,6 +146,22 @@ func (d *Daemon) Ready(name string) string {
 // PID is its process id.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }
 
+// PrivateBytes is the memory of the process that it shares with nobody: all but
+// the arenas and the program itself.
+func (d *Daemon) PrivateBytes() (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
+	if err != nil {
+		return 0, err
+	}
+	var kib int64
+	for line := range lines(text) {
+		if _, err := fmt.Sscanf(line, "RssAnon: %d kB", &kib); err == nil {
+			return kib << 10, nil
+		}
+	}
+	return 0, errors.New("/proc does not tell the memory of the node")
+}
+
 // Exited is closed when the process is gone.
 func (d *Daemon) Exited() <-chan struct{} { return d.exited }
 

@@ -49,6 +49,10 @@ func Local(ctx context.Context, cfg LocalConfig) (_ *LocalReport, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stopDaemon(ctx, d)) }()
+	idle, err := d.PrivateBytes()
+	if err != nil {
+		return nil, err
+	}
 	l := &local{cfg: &cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0))}
 	defer l.close()
 	if err := l.open(ctx, d.Socket()); err != nil {
@@ -72,7 +76,7 @@ func Local(ctx context.Context, cfg LocalConfig) (_ *LocalReport, err error) {
 		return nil, err
 	}
 	rep := l.report()
-	rep.BytesCopied = after - before
+	rep.BytesCopied, rep.IdleBytes = after-before, idle
 	return rep, l.redis(ctx, work.Dir, rep)
 }
 

@@ -17,7 +17,7 @@ import (
 
 // NVMeConfig describes "bench nvme".
 type NVMeConfig struct {
-	Bytes    int64 // that each side holds, a multiple of 256 MiB
+	Bytes    int64 // that each side holds, a multiple of 64 MiB
 	Rounds   int
 	TempDir  string
 	Progress Progress
@@ -26,7 +26,7 @@ type NVMeConfig struct {
 const (
 	nvmePage      = 256 << 10
 	nvmeLargePage = 2 << 20
-	nvmeChunk     = 256 << 20 // written by one side before the other's turn
+	nvmeChunk     = 256 << 20 // at most written by one side before the other's turn
 	nvmeWriters   = 2
 	nvmeBatch     = 32       // pages of one Store, and
 	nvmeBatchMost = 16 << 20 // their bytes at most: as the Hierarchy demotes them
@@ -45,7 +45,7 @@ func NVMe(ctx context.Context, cfg NVMeConfig) (_ *NVMeReport, err error) {
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
 	b := &disk{cfg: &cfg, dir: work.Dir, rng: rand.New(rand.NewPCG(1, 2))}
-	if b.chunk, err = alignedMemory(nvmeChunk); err != nil {
+	if b.chunk, err = alignedMemory(min(nvmeChunk, cfg.Bytes/4)); err != nil {
 		return nil, err
 	}
 	defer unix.Munmap(b.chunk) //nolint:errcheck // mapped above
@@ -76,7 +76,7 @@ type disk struct {
 // steps is how often step is called: chunks written in rounds, with large pages
 // and as churn, and stretches read.
 func (b *disk) steps() int64 {
-	chunks := b.cfg.Bytes / nvmeChunk
+	chunks := b.cfg.Bytes / int64(len(b.chunk))
 	return chunks*int64(b.cfg.Rounds) + chunks + 2*chunks + 3*readStretches
 }
 

@@ -221,6 +221,7 @@ type LocalReport struct {
 	ReleaseUS        Quantiles  `json:"release_us"` // the client's one-way call
 	BytesCopied      int64      `json:"bytes_copied"`
 	WrongPages       int64      `json:"wrong_pages"`
+	IdleBytes        int64      `json:"idle_bytes"` // memory of the node beside its arenas, before the first client
 	RedisGet64US     *Quantiles `json:"redis_get64_us,omitempty"`
 	RedisDepth       int        `json:"redis_depth,omitempty"` // pipelined GETs, the best of several
 }
@@ -237,6 +238,7 @@ func (r *LocalReport) Rows() []Row {
 		{"ratio", ratio2(r.UnaryRatio), "goal at most 1.30"},
 		{"release, one-way", r.ReleaseUS.String(), "outside the timed region"},
 		{"bytes copied", fmt.Sprint(r.BytesCopied), "must be 0"},
+		{"idle node", FormatBytes(r.IdleBytes), "of memory beside its arenas, goal at most 100 MiB"},
 		{"wrong pages", fmt.Sprint(r.WrongPages), "must be 0"},
 	}
 	if r.RedisGet64US != nil {

@@ -177,12 +177,12 @@ func commitWorkload(node func() bench.NodeConfig, dir *string) workload {
 		use: "commit", short: "Commit of pages against memcpy and checksum of the same bytes",
 		bind: func(cmd *cobra.Command) { cmd.Flags().Var(&pageBytes, "page-bytes", "bytes of a page") },
 		run: func(ctx context.Context, full bool, update func(done, total int64)) (bench.Report, error) {
-			cfg := bench.CommitConfig{PageBytes: int64(pageBytes), BatchBytes: 64 << 20, Bytes: 8 << 30, Node: node(), TempDir: *dir, Progress: update}
+			cfg := bench.CommitConfig{PageBytes: int64(pageBytes), BatchBytes: 64 << 20, Bytes: 4 << 30, Node: node(), TempDir: *dir, Progress: update}
 			if cfg.PageBytes < 1 || cfg.PageBytes > cfg.BatchBytes {
 				return nil, usagef("--page-bytes: want 1 to %s", bench.FormatBytes(cfg.BatchBytes))
 			}
 			if full {
-				cfg.Bytes = 64 << 30
+				cfg.Bytes = 32 << 30
 			}
 			return bench.Commit(ctx, cfg)
 		},
