@@ -186,12 +186,13 @@ func TestForeignRecords(t *testing.T) {
 	p, r := mustStore(t, tr, 1, 4096)
 	m := tr.manifest
 	good := record{ref: refOf(paging.Place{Extent: 1, Offset: 4096}), namespace: 1, bytes: 4096}
-	taken, unknown, outside, inside := good, good, good, good
+	taken, unknown, outside, inside, confused := good, good, good, good, good
 	taken.ref, taken.bytes = r+100, 8192 // another size in the same segment
 	unknown.namespace, unknown.ref = 99, r+2
 	outside.ref = refOf(paging.Place{Extent: 1, Offset: 1 << 30})
 	inside.ref, inside.bytes = r+5, 4096*4
-	if err := m.commit([]record{taken, unknown, outside, inside}, nil); err != nil {
+	confused.ref, confused.key = r+4, p.Key // the key of another page
+	if err := m.commit([]record{taken, unknown, outside, inside, confused}, nil); err != nil {
 		t.Fatal(err)
 	}
 	raw := map[string][]byte{
@@ -218,8 +219,8 @@ func TestForeignRecords(t *testing.T) {
 	if len(found) != 1 || found[p] != r {
 		t.Errorf("recovered %d pages, want the 1 that was stored", len(found))
 	}
-	if n := again.Metrics().RecordsDropped; n != 8 {
-		t.Errorf("%d records dropped, want 8", n)
+	if n := again.Metrics().RecordsDropped; n != 9 {
+		t.Errorf("%d records dropped, want 9", n)
 	}
 	mustLoad(t, again, 1, p, r)
 	until(t, "records removed", func() bool { return again.Usage().DeadBytes == 0 })

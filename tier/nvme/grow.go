@@ -51,6 +51,13 @@ func (t *Tier) growWanted() bool {
 }
 
 func (t *Tier) growResult(s *segment, err error) {
+	if held, err := t.grown(s, err); err != nil && !errors.Is(err, paging.ErrClosed) {
+		t.log.Warn("nvme tier cannot grow", "held_bytes", held, "budget_bytes", t.cfg.BudgetBytes, "error", err)
+	}
+}
+
+// grown puts a segment to use, or notes why there is none.
+func (t *Tier) grown(s *segment, err error) (held int64, _ error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.growing = false
@@ -64,13 +71,13 @@ func (t *Tier) growResult(s *segment, err error) {
 			t.growAt = time.Now().Add(t.growWait)
 			t.growStop = err.Error()
 			t.counters.growErrors.Add(1)
-			t.log.Warn("nvme tier cannot grow", "held_bytes", t.heldBytes, "budget_bytes", t.cfg.BudgetBytes, "error", err)
 		}
 	} else {
 		t.growWait = 0
 		t.counters.segmentsAdded.Add(1)
 	}
 	t.roomLocked()
+	return t.heldBytes, err
 }
 
 // grow writes the next segment.

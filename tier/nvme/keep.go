@@ -71,10 +71,17 @@ func (t *Tier) bypassChan() <-chan struct{} {
 
 // bypass takes the tier out of use for stores.
 func (t *Tier) bypass(reason string) {
+	if t.enterBypass(reason) {
+		t.log.Warn("nvme tier bypassed", "reason", reason)
+	}
+}
+
+// enterBypass reports whether the tier was in use.
+func (t *Tier) enterBypass(reason string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.state != tier.Ready {
-		return
+		return false
 	}
 	now := time.Now()
 	if now.Sub(t.since) > lastProbeWait {
@@ -85,21 +92,28 @@ func (t *Tier) bypass(reason string) {
 	close(t.bypassed)
 	t.roomLocked()
 	t.counters.bypasses.Add(1)
-	t.log.Warn("nvme tier bypassed", "reason", reason)
+	return true
 }
 
 // unbypass puts the tier back to use.
 func (t *Tier) unbypass() {
+	if t.leaveBypass() {
+		t.log.Info("nvme tier back in use")
+	}
+}
+
+// leaveBypass reports whether the tier was in bypass.
+func (t *Tier) leaveBypass() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.state != tier.Bypass {
-		return
+		return false
 	}
 	t.state, t.reason, t.since = tier.Ready, "", time.Now()
 	t.bypassed = make(chan struct{})
 	t.growStop = ""
 	t.writesFailing.Store(0)
-	t.log.Info("nvme tier back in use")
+	return true
 }
 
 // keeper looks after the tier until Close: I/O that hangs, space to give back,

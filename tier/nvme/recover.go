@@ -14,8 +14,8 @@ import (
 const progressEvery = 1 << 16
 
 // Recover implements tier.Durable. A record whose slot does not exist, is
-// taken by another record, or whose namespace is unknown is dropped; slots
-// without a record are free.
+// taken by another record, whose namespace is unknown or whose key is not that of
+// its page is dropped; slots without a record are free.
 func (t *Tier) Recover(ctx context.Context, keep func(tier.Record) (owner uint32, ok bool), progress func(done, about int64)) error {
 	t.mu.Lock()
 	m, state, again := t.manifest, t.state, t.recovering
@@ -93,6 +93,11 @@ func (r *recovery) record(key, value []byte) {
 	id := ns.id
 	t.mu.Unlock()
 
+	if paging.StorageKey(id, rec.name, int(rec.part)) != rec.key { // what it says of itself is not one page
+		t.counters.recordsDropped.Add(1)
+		r.removes = append(r.removes, rec.ref)
+		return
+	}
 	page := tier.Page{
 		ID:  paging.PageID{BlockID: paging.BlockID{Namespace: id, Name: rec.name}, Part: int(rec.part)},
 		Key: rec.key, Bytes: rec.bytes, Sum: rec.sum, Meta: rec.meta,
