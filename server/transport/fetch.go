@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvtier/kvtier/paging"
@@ -127,9 +128,11 @@ func (c *call) id(i int) paging.PageID {
 	return paging.PageID{BlockID: paging.BlockID{Namespace: c.req.Namespace, Name: w.Name}, Part: w.Part}
 }
 
+func (c *call) flight(i int) flight { return flight{c.id(i), c.req.Pages[i].Bytes} }
+
 // start asks for page i, or waits for the call that is asking for it.
 func (c *call) start(i int) {
-	if !c.t.flights.lead(c.id(i), c, i) {
+	if !c.t.flights.lead(c.flight(i), c, i) {
 		c.t.metrics.pagesJoined.Add(1)
 		return
 	}
@@ -140,19 +143,23 @@ func (c *call) start(i int) {
 }
 
 // heard tells what became of page i in the call that this one waited for. What
-// ended only that call is no reason to give the page up here.
-func (c *call) heard(i int, r Result) {
-	switch why := reasonOf(r.Err); why {
-	case NoReason:
+// ended only that call is no reason to give the page up here, nor is that its
+// owners did not have it if others are known here.
+func (c *call) heard(i int, owners []placement.NodeID, r Result) {
+	why := reasonOf(r.Err)
+	if why == NoReason {
 		r.Elsewhere = true
 		c.settle(i, r)
-	case Cancelled, Timeout, NoSpace, OverQuota:
-		c.mu.Lock()
-		over := c.mu.pages[i].settled || c.mu.ended != NoReason
-		c.mu.Unlock()
-		if !over {
-			c.start(i)
-		}
+		return
+	}
+	again := why == Cancelled || why == Timeout || why == NoSpace || why == OverQuota || !slices.Equal(owners, c.req.Pages[i].Owners)
+	c.mu.Lock()
+	over := c.mu.pages[i].settled || c.mu.ended != NoReason
+	c.mu.Unlock()
+	switch {
+	case over:
+	case again:
+		c.start(i)
 	default:
 		c.settle(i, r)
 	}
@@ -263,7 +270,7 @@ func (c *call) deliver(i int, r Result, leads bool) {
 	c.t.metrics.settled(reasonOf(r.Err))
 	c.req.Sink.Done(i, r)
 	if leads {
-		c.t.flights.landed(c.id(i), r)
+		c.t.flights.landed(c.flight(i), c.req.Pages[i].Owners, r)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -190,6 +190,9 @@ func (m *Mux) Close() error {
 
 // Accept returns the next connection of another node's Raft.
 func (m *Mux) Accept(ctx context.Context) (net.Conn, error) {
+	if m.ctx.Err() != nil { // a connection that waits is closed too
+		return nil, fmt.Errorf("peer port: %w", paging.ErrClosed)
+	}
 	select {
 	case c := <-m.raft:
 		return c, nil

@@ -22,9 +22,78 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // memory is a Network of pipes: what is written is read in the same moment, or
 // not at all.
 type memory struct {
-	mu   sync.Mutex
-	at   map[string]*pipeListener
-	wrap func(net.Conn) net.Conn // of the dialer's end
+	mu    sync.Mutex
+	at    map[string]*pipeListener
+	dials map[string]int
+	holes map[string]*atomic.Bool                      // addresses from which nothing comes, and nothing arrives
+	seen  func(address string, k *tap, b []byte) error // what came in, after the welcome; may change it, or cut the connection
+}
+
+// tap is the dialer's end of a connection, with faults.
+type tap struct {
+	net.Conn
+	address string
+	m       *memory
+	hole    *atomic.Bool
+	kind    Kind  // from the hello
+	read    int64 // bytes that came in, the welcome included
+	deaf    bool  // nothing more comes in; set by seen
+}
+
+func (k *tap) Write(b []byte) (int, error) {
+	if k.kind == 0 && len(b) >= helloBytes {
+		k.kind = Kind(b[4])
+	}
+	if k.hole.Load() {
+		return len(b), nil
+	}
+	return k.Conn.Write(b)
+}
+
+func (k *tap) Read(b []byte) (int, error) {
+	for {
+		n, err := k.Conn.Read(b)
+		if (k.hole.Load() || k.deaf) && err == nil {
+			continue
+		}
+		k.read += int64(n)
+		k.m.mu.Lock()
+		seen := k.m.seen
+		k.m.mu.Unlock()
+		if seen != nil && k.read > welcomeBytes && n > 0 {
+			switch cut := seen(k.address, k, b[:n]); {
+			case cut != nil:
+				hangUp(k.Conn)
+				return 0, cut
+			case k.deaf:
+				continue
+			}
+		}
+		return n, err
+	}
+}
+
+// onRead sets what is done to bytes that come in.
+func (m *memory) onRead(seen func(address string, k *tap, b []byte) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.seen = seen
+}
+
+// hole is the switch that makes an address a black hole.
+func (m *memory) hole(address string) *atomic.Bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.holes[address] == nil {
+		m.holes[address] = new(atomic.Bool)
+	}
+	return m.holes[address]
+}
+
+func (m *memory) dialed(address string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dials[address]
 }
 
 type pipeListener struct {
@@ -40,7 +109,9 @@ type pipeAddr string
 func (a pipeAddr) Network() string { return "pipe" }
 func (a pipeAddr) String() string  { return string(a) }
 
-func newMemory() *memory { return &memory{at: map[string]*pipeListener{}} }
+func newMemory() *memory {
+	return &memory{at: map[string]*pipeListener{}, dials: map[string]int{}, holes: map[string]*atomic.Bool{}}
+}
 
 func (m *memory) Listen(_ context.Context, address string) (net.Listener, error) {
 	m.mu.Lock()
@@ -51,19 +122,22 @@ func (m *memory) Listen(_ context.Context, address string) (net.Listener, error)
 }
 
 func (m *memory) Dial(ctx context.Context, address string) (net.Conn, error) {
+	hole := m.hole(address)
 	m.mu.Lock()
-	l, wrap := m.at[address], m.wrap
+	l := m.at[address]
+	m.dials[address]++
 	m.mu.Unlock()
+	if hole.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if l == nil {
 		return nil, errors.New("connection refused")
 	}
 	here, there := net.Pipe()
 	select {
 	case l.conns <- there:
-		if wrap != nil {
-			return wrap(here), nil
-		}
-		return here, nil
+		return &tap{Conn: here, address: address, m: m, hole: hole}, nil
 	case <-l.done:
 		return nil, errors.New("connection refused")
 	case <-ctx.Done():
@@ -97,10 +171,23 @@ func (l *pipeListener) Addr() net.Addr { return pipeAddr(l.address) }
 // cluster is some nodes in one process.
 type cluster struct {
 	t   *testing.T
-	net Network // nil: TCP
+	net Network    // nil: TCP
+	ca  *authority // nil: no TLS
 
 	mu    sync.Mutex
 	addrs map[placement.NodeID]string
+}
+
+// on runs a test over pipes in memory, and over TCP on this machine without and
+// with TLS.
+func on(t *testing.T, test func(t *testing.T, c *cluster)) {
+	t.Run("memory", func(t *testing.T) { test(t, newCluster(t, newMemory())) })
+	t.Run("tcp", func(t *testing.T) { test(t, newCluster(t, nil)) })
+	t.Run("tls", func(t *testing.T) {
+		c := newCluster(t, nil)
+		c.ca = newAuthority(t)
+		test(t, c)
+	})
 }
 
 func newCluster(t *testing.T, network Network) *cluster {
@@ -130,6 +217,9 @@ type node struct {
 
 func (c *cluster) muxConfig(id placement.NodeID) MuxConfig {
 	cfg := MuxConfig{ID: id, Cluster: "test", Listen: "127.0.0.1:0", Resolve: c.resolve, Network: c.net, HandshakeTimeout: 10 * time.Second}
+	if c.ca != nil {
+		cfg.TLS = c.ca.issue(NodeName(id), nil)
+	}
 	if c.net != nil {
 		cfg.Listen = fmt.Sprintf("10.0.0.%d:7441", id[0])
 	}
@@ -178,17 +268,19 @@ func nameOf(i int) (n paging.BlockName) {
 }
 
 // pattern fills a page with bytes that no other page, and no other node's copy
-// of it, has in any chunk.
+// of it, has in any 4 KiB.
 func pattern(b []byte, node byte, name paging.BlockName, part int) {
 	x := binary.LittleEndian.Uint64(name[:])*0x9e3779b97f4a7c15 + uint64(part)<<32 + uint64(node)<<56
-	for i := 0; i+8 <= len(b); i += 8 {
+	var unit [4096]byte
+	for i := 0; i < len(unit); i += 8 {
 		x ^= x << 13
 		x ^= x >> 7
 		x ^= x << 17
-		binary.LittleEndian.PutUint64(b[i:], x)
+		binary.LittleEndian.PutUint64(unit[i:], x)
 	}
-	for i := len(b) &^ 7; i < len(b); i++ {
-		b[i] = byte(x) + byte(i)
+	for n := uint64(0); len(b) > 0; n++ {
+		binary.LittleEndian.PutUint64(unit[8:], x+n)
+		b = b[copy(b, unit[:]):]
 	}
 }
 
@@ -416,6 +508,9 @@ func want(name, part, bytes int, owners ...*node) WantedPage {
 	}
 	return w
 }
+
+// address is where a node listens.
+func (n *node) address() string { return n.mux.Addr().String() }
 
 func fetch(t *testing.T, n *node, tr *tray) {
 	t.Helper()

@@ -65,6 +65,7 @@ func (t *Transport) Close() error {
 	t.mu.Lock()
 	first := !t.mu.closed
 	t.mu.closed = true
+	t.cancel() // before the connections end, so that what ends with them knows why
 	for l := range t.mu.links {
 		hangUp(l)
 	}
@@ -74,7 +75,6 @@ func (t *Transport) Close() error {
 	}
 	t.cfg.Mux.handle(Control, nil)
 	t.cfg.Mux.handle(Bulk, nil)
-	t.cancel()
 	t.running.Wait()
 	return t.loads.close()
 }

@@ -308,18 +308,20 @@ func (u *upload) step(s *serving) (sent, over bool) {
 		}
 		return true, u.finish(s)
 	}
-	if len(s.missing) > 0 {
+	if !s.sends {
+		u.nextPage(s)
+	}
+	switch {
+	case len(s.missing) > 0:
 		u.batch.frame(header{kind: frameMissing, request: s.id}, s.missing)
 		s.missing = nil
-		return true, false
-	}
-	if !s.sends && !u.nextPage(s) {
-		if s.loading > 0 || len(s.missing) > 0 {
-			return false, false
-		}
+	case s.sends:
+		u.batch.page(s)
+	case s.loading > 0:
+		return false, false
+	default:
 		return true, u.finish(s)
 	}
-	u.batch.page(s)
 	return true, false
 }
 
@@ -333,8 +335,8 @@ func (u *upload) finish(s *serving) bool {
 	return true
 }
 
-// nextPage sets the page to be written next; false: there is none now.
-func (u *upload) nextPage(s *serving) bool {
+// nextPage sets the page to be written next, if there is one now.
+func (u *upload) nextPage(s *serving) {
 	u.mu.Lock()
 	var p loadedPage
 	landed := len(s.landed) > 0
@@ -351,21 +353,16 @@ func (u *upload) nextPage(s *serving) bool {
 		if p.buf != nil {
 			u.t.loads.release(u, p.buf)
 		}
-		return false
 	case landed:
 		s.loading--
 		_, _, length := s.req.At(p.index)
-		s.current = sending{index: uint32(p.index), bytes: p.buf[:length], sum: p.sum, buf: p.buf}
+		s.current, s.sends = sending{index: uint32(p.index), bytes: p.buf[:length], sum: p.sum, buf: p.buf}, true
 	case len(s.resident) > 0:
 		i := int(s.resident[0])
 		s.resident = s.resident[1:]
 		c := s.pages.Page(i)
-		s.current = sending{index: uint32(i), bytes: c.Bytes, sum: c.Sum}
-	default:
-		return false
+		s.current, s.sends = sending{index: uint32(i), bytes: c.Bytes, sum: c.Sum}, true
 	}
-	s.sends = true
-	return true
 }
 
 // flush writes the batch and lets go of what it held.
