@@ -22,16 +22,18 @@ type CrashConfig struct {
 	Progress Progress
 }
 
-// Shape of the load. The blocks that are kept alive stay under half of the NVMe
-// budget, so that nothing but a fault can take a durable one away.
+// Shape of the load. The blocks that are alive when a round begins take at most a
+// quarter of the NVMe budget and those that a round writes at most half of it, so
+// that nothing but a fault can take a durable one away, however fast the disk is.
 const (
 	crashRAM       = 32 << 20
-	crashNVMe      = 96 << 20
+	crashNVMe      = 256 << 20
 	crashWriters   = 2
 	crashChain     = 12 // blocks of a chain
 	crashMinLoad   = 5 * time.Millisecond
 	crashMaxLoad   = 300 * time.Millisecond
-	crashAlive     = 2               // the NVMe budget over this is the most that is alive
+	crashAlive     = 4               // the NVMe budget over this is the most that is alive when a round begins
+	crashWritten   = 2               // the NVMe budget over this is the most that a round writes
 	crashProbes    = 64              // names that were never committed, asked for in every round
 	crashBlockSize = 64<<10 + 16<<10 // room of a block's two pages
 )
@@ -151,7 +153,8 @@ func (c *crashes) round(ctx context.Context, round int) error {
 // open for a while before they are aborted.
 func (c *crashes) write(ctx context.Context, e *engine, rng *rand.Rand, first uint64) {
 	var left *client.Attempt
-	for ; ; first += crashChain {
+	most := uint64(c.cfg.Node.NVMe / crashWritten / crashBlockSize / crashWriters)
+	for end := first + most; first+crashChain <= end; first += crashChain {
 		ch := &chain{names: make([]paging.BlockName, crashChain), blockTokens: 16, tokens: 16 * crashChain}
 		for i := range ch.names {
 			ch.names[i] = TraceBlock(first + uint64(i))

@@ -284,7 +284,7 @@ func (c *Claimer) compareDue() bool {
 	since := time.Since(c.compared)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !(c.compare && since >= compareMost) && since < c.cfg.CompareEvery {
+	if (!c.compare || since < compareMost) && since < c.cfg.CompareEvery {
 		return false
 	}
 	c.compare = false

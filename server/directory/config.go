@@ -58,13 +58,13 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	var problems []error
 	if c.ID == (placement.NodeID{}) {
-		problems = append(problems, errors.New("ID is zero"))
+		problems = append(problems, errors.New("no ID"))
 	}
 	if c.Dir == "" {
-		problems = append(problems, errors.New("Dir is empty"))
+		problems = append(problems, errors.New("no Dir"))
 	}
 	if c.Peers == nil {
-		problems = append(problems, errors.New("Peers is nil"))
+		problems = append(problems, errors.New("no Peers"))
 	}
 	if c.MaxClaims < 0 || c.Heartbeat < 0 || c.StallAfter < 0 || c.ReplaceAfter < 0 {
 		problems = append(problems, errors.New("a bound or time is negative"))
