@@ -25,7 +25,7 @@ type CommitConfig struct {
 // the timed region; both sides copy pages that were just filled into memory
 // that was not touched for a while.
 func Commit(ctx context.Context, cfg CommitConfig) (_ *CommitReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	work, err := NewWorkspace(cfg.TempDir, 0)
 	if err != nil {
 		return nil, err
 	}

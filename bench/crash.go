@@ -46,15 +46,15 @@ var crashPages = []int64{64 << 10, 13_000}
 // checks: every durable block is back, every page right, no block is served
 // that was never committed, and in the end all space can be used.
 func Crash(ctx context.Context, cfg CrashConfig) (_ *CrashReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	if cfg.Node.RAM == 0 {
+		cfg.Node.RAM, cfg.Node.NVMe = crashRAM, crashNVMe
+	}
+	work, err := NewWorkspace(cfg.TempDir, cfg.Node.NVMe)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, work.Close()) }()
 	cfg.Node.Dir = work.Dir
-	if cfg.Node.RAM == 0 {
-		cfg.Node.RAM, cfg.Node.NVMe = crashRAM, crashNVMe
-	}
 	cfg.Node.Args = append([]string{"--http-listen", "off", "--flush-after", "200ms", "--staging", "4MiB"}, cfg.Node.Args...)
 	start := time.Now()
 	n, err := startNode(ctx, cfg.Node)

@@ -15,6 +15,10 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/paging"
 )
 
 // NodeConfig says how a daemon process is started.
@@ -244,8 +248,24 @@ func (w *readyWriter) line() string {
 // Workspace is a directory for one run that is removed at its end.
 type Workspace struct{ Dir string }
 
-// NewWorkspace makes one in parent; empty: the system's place for such things.
-func NewWorkspace(parent string) (*Workspace, error) {
+// spareBytes is what a workload needs on disk beside its tiers: index and log.
+const spareBytes = 64 << 20
+
+// NewWorkspace makes one in parent (empty: the system's place for such things)
+// for a workload that keeps so many bytes on disk. ErrNoSpace if they are not
+// free there.
+func NewWorkspace(parent string, bytes int64) (*Workspace, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(parent, &st); err != nil {
+		return nil, fmt.Errorf("working directory in %s: %w", parent, err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < bytes+spareBytes {
+		return nil, fmt.Errorf("%s has %s free, this workload needs %s: name another directory by --temp-dir: %w",
+			parent, FormatBytes(free), FormatBytes(bytes+spareBytes), paging.ErrNoSpace)
+	}
 	dir, err := os.MkdirTemp(parent, "kvtier-")
 	if err != nil {
 		return nil, fmt.Errorf("working directory: %w", err)

@@ -33,7 +33,7 @@ const (
 // page: index, policies and tables of both tiers. What an empty node of the
 // same configuration takes is subtracted.
 func Index(ctx context.Context, cfg IndexConfig) (_ *IndexReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	work, err := NewWorkspace(cfg.TempDir, 2*int64(cfg.Pages)*indexPage)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ const (
 // same kind on the same socket, alternating, on the attachment stream and as
 // unary calls. Releases go one-way outside the timed region.
 func Local(ctx context.Context, cfg LocalConfig) (_ *LocalReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	work, err := NewWorkspace(cfg.TempDir, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,7 @@ const (
 // taken at the depth at which it is fastest: the number of writers, or the
 // number of writes that the tier itself keeps on their way.
 func NVMe(ctx context.Context, cfg NVMeConfig) (_ *NVMeReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	work, err := NewWorkspace(cfg.TempDir, 5*cfg.Bytes)
 	if err != nil {
 		return nil, err
 	}

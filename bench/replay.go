@@ -47,7 +47,7 @@ type ReplayConfig struct {
 // Replay plays the trace and reports what the clients saw. The error is what
 // kept the run from its end; what was found is in the report.
 func Replay(ctx context.Context, cfg ReplayConfig) (_ *ReplayReport, err error) {
-	work, err := NewWorkspace(cfg.TempDir)
+	work, err := NewWorkspace(cfg.TempDir, cfg.Node.NVMe)
 	if err != nil {
 		return nil, err
 	}

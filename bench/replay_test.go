@@ -2,11 +2,15 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvtier/kvtier/paging"
 )
 
 // smallReplay is the demo with pages of 4 KiB, fewer requests and tiers in
@@ -184,5 +188,13 @@ func TestCommitIsMeasured(t *testing.T) {
 	}
 	if r.Bytes != 16<<20 || r.Ratio <= 0 {
 		t.Errorf("%+v", r)
+	}
+}
+
+func TestNoRoomIsToldBefore(t *testing.T) {
+	cfg := smallReplay(t)
+	cfg.Node.NVMe = 1 << 60
+	if _, err := Replay(t.Context(), cfg); !errors.Is(err, paging.ErrNoSpace) || !strings.Contains(err.Error(), "--temp-dir") {
+		t.Errorf("%v", err)
 	}
 }

@@ -79,6 +79,7 @@ type PolicyReport struct {
 	Blocks      int64   `json:"blocks"`
 	Hit         float64 `json:"hit"`
 	TokenHit    float64 `json:"token_hit"`
+	BestHit     float64 `json:"best_hit"` // block hits of a cache of this capacity that knows the future
 	Evicted     int64   `json:"evicted"`
 }
 
@@ -87,7 +88,7 @@ func (r *PolicyReport) Rows() []Row {
 	return []Row{
 		{"policy", r.Policy, fmt.Sprintf("%d blocks of %d tokens", r.Capacity, r.BlockTokens)},
 		{"trace", r.Trace, fmt.Sprintf("%d requests, %d blocks", r.Requests, r.Blocks)},
-		{"block hit rate", rate4(r.Hit), ""},
+		{"block hit rate", rate4(r.Hit), "of at most " + rate4(r.BestHit) + " with knowledge of the future"},
 		{"token hit rate", rate4(r.TokenHit), ""},
 		{"blocks evicted", fmt.Sprint(r.Evicted), ""},
 	}
@@ -305,6 +306,9 @@ func (r *NVMeReport) Rows() []Row {
 func (r *NVMeReport) Err() error {
 	if r.WrongPages != 0 {
 		return fmt.Errorf("%d wrong pages", r.WrongPages)
+	}
+	if r.CachedBytes > 0 {
+		return fmt.Errorf("%s were in the page cache when the cold read began: the read is not cold", FormatBytes(r.CachedBytes))
 	}
 	return nil
 }

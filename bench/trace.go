@@ -100,12 +100,14 @@ func Policy(cfg PolicyConfig) (*PolicyReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	res, err := policy.Replay(cfg.Policy, cfg.Capacity, policy.Trace{Requests: trace.Requests, BlockTokens: cfg.BlockTokens})
+	workload := policy.Trace{Requests: trace.Requests, BlockTokens: cfg.BlockTokens}
+	res, err := policy.Replay(cfg.Policy, cfg.Capacity, workload)
 	if err != nil {
 		return nil, err
 	}
 	return &PolicyReport{
 		Trace: trace.Name, Policy: cfg.Policy, Capacity: cfg.Capacity, BlockTokens: cfg.BlockTokens,
 		Requests: res.Requests, Blocks: res.Blocks, Hit: res.HitRate(), TokenHit: res.TokenHitRate(), Evicted: res.Evicted,
+		BestHit: policy.Optimal(cfg.Capacity, workload).HitRate(),
 	}, nil
 }

@@ -110,7 +110,7 @@ func checkMemory(_ context.Context, h *host, c *nodeConfig) finding {
 	if left, at, limited := h.cgroupRoom(); limited && left < room {
 		room, where = left, fmt.Sprintf("%s leaves %s", at, bench.FormatBytes(left))
 	}
-	if c.HugePages {
+	if c.HugePages && reservedBytes(h) >= int64(c.RAMBytes) {
 		need = overheadBytes // the arena comes out of the reserved pages
 	}
 	if room < need {
@@ -121,6 +121,13 @@ func checkMemory(_ context.Context, h *host, c *nodeConfig) finding {
 	return ok("%s, the node needs %s", where, bench.FormatBytes(need))
 }
 
+// reservedBytes is what the huge pages that are reserved and free hold.
+func reservedBytes(h *host) int64 {
+	free, _ := h.meminfo("HugePages_Free")
+	pageBytes, _ := h.meminfo("Hugepagesize")
+	return free * pageBytes
+}
+
 func checkHugePages(_ context.Context, h *host, c *nodeConfig) finding {
 	total, err := h.meminfo("HugePages_Total")
 	if err != nil {
@@ -128,10 +135,13 @@ func checkHugePages(_ context.Context, h *host, c *nodeConfig) finding {
 	}
 	free, _ := h.meminfo("HugePages_Free")
 	pageBytes, _ := h.meminfo("Hugepagesize")
-	have := free * pageBytes
-	if c.HugePages && have < int64(c.RAMBytes) {
+	short := c.HugePages && reservedBytes(h) < int64(c.RAMBytes)
+	if short && sharedTHP(h) {
+		return ok("%d of %d huge pages of %s are free; the rest of the RAM tier gets transparent ones", free, total, bench.FormatBytes(pageBytes))
+	}
+	if short {
 		pages := (int64(c.RAMBytes) + pageBytes - 1) / max(pageBytes, 1)
-		return fail(fmt.Sprintf("sysctl -w vm.nr_hugepages=%d (beside those in use), or set huge-pages: false", pages),
+		return fail(fmt.Sprintf("sysctl -w vm.nr_hugepages=%d (beside those in use), or echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or set huge-pages: false", pages),
 			"huge-pages is set and ram is %s, but %d of %d huge pages of %s are free", bench.FormatBytes(int64(c.RAMBytes)), free, total, bench.FormatBytes(pageBytes))
 	}
 	if c.HugePages {
@@ -139,6 +149,17 @@ func checkHugePages(_ context.Context, h *host, c *nodeConfig) finding {
 	}
 	return warn("reserve huge pages (vm.nr_hugepages) and set huge-pages: true: copies are about 1.3 times as fast",
 		"the RAM tier uses pages of 4 KiB")
+}
+
+// sharedTHP reports whether shared memory that asks for huge pages gets them.
+func sharedTHP(h *host) bool {
+	setting := h.word("sys/kernel/mm/transparent_hugepage/shmem_enabled")
+	for _, value := range []string{"[always]", "[within_size]", "[advise]", "[force]"} {
+		if strings.Contains(setting, value) {
+			return true
+		}
+	}
+	return false
 }
 
 func checkTHP(_ context.Context, h *host, c *nodeConfig) finding {

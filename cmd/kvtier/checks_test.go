@@ -82,8 +82,13 @@ func TestDoctorFinds(t *testing.T) {
 			files(h, "sys/fs/cgroup/memory/old/memory.usage_in_bytes", "0\n")
 		}, "memory", verdictFail, "memory.limit_in_bytes leaves 512 MiB", "lower ram"},
 		{"no huge pages", func(h *host, _ *nodeConfig) {
+			files(h, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size advise [never] deny force\n")
 			files(h, "proc/meminfo", "MemAvailable: 33554432 kB\nHugePages_Total: 0\nHugePages_Free: 0\nHugepagesize: 2048 kB\n")
 		}, "huge pages", verdictFail, "0 of 0 huge pages", "vm.nr_hugepages=512"},
+		{"transparent ones instead", func(h *host, _ *nodeConfig) {
+			files(h, "proc/meminfo", "MemAvailable: 33554432 kB\nHugePages_Total: 0\nHugePages_Free: 0\nHugepagesize: 2048 kB\n")
+			files(h, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force\n")
+		}, "huge pages", verdictOK, "transparent", ""},
 		{"huge pages not used", func(_ *host, c *nodeConfig) { c.HugePages = false },
 			"huge pages", verdictWarn, "4 KiB", "vm.nr_hugepages"},
 		{"shmem_enabled never", func(h *host, c *nodeConfig) {

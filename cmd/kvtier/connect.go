@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
@@ -53,7 +54,7 @@ func (t *target) config() (client.Config, error) {
 		return cfg, &usageError{fmt.Errorf("--token: %w", err)}
 	}
 	if cfg.Address != "" {
-		if cfg.TLS, err = t.tlsConfig(); err != nil {
+		if cfg.TLS, err = t.tlsConfig(cfg.Address); err != nil {
 			return cfg, &usageError{err}
 		}
 	}
@@ -70,7 +71,8 @@ func secret(text string) (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-func (t *target) tlsConfig() (*tls.Config, error) {
+// tlsConfig is how to reach address by TLS; nil: without.
+func (t *target) tlsConfig(address string) (*tls.Config, error) {
 	ca := cmp.Or(t.tlsCA, os.Getenv("KVTIER_CA"))
 	if ca == "" && !t.tls && t.tlsCert == "" {
 		return nil, nil //nolint:nilnil // plaintext
@@ -97,7 +99,10 @@ func (t *target) tlsConfig() (*tls.Config, error) {
 		cfg.Certificates = []tls.Certificate{pair}
 	}
 	if cfg.ServerName == "" {
-		host, _, _ := strings.Cut(t.address, ":")
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, fmt.Errorf("--address %q is not host:port: %w", address, err)
+		}
 		cfg.ServerName = host
 	}
 	return cfg, nil

@@ -122,3 +122,21 @@ func TestNearest(t *testing.T) {
 		}
 	}
 }
+
+// The certificate must be that of the host, wherever the address came from.
+func TestServerNameComesFromTheAddress(t *testing.T) {
+	for address, want := range map[string]string{"node1:7440": "node1", "[2001:db8::1]:7440": "2001:db8::1", "127.0.0.1:7440": "127.0.0.1"} {
+		t.Setenv("KVTIER_ADDRESS", address)
+		cfg, err := (&target{tls: true}).config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg.TLS.ServerName != want {
+			t.Errorf("%s: the certificate must name %q, want %q", address, cfg.TLS.ServerName, want)
+		}
+	}
+	t.Setenv("KVTIER_ADDRESS", "node1")
+	if _, err := (&target{tls: true}).config(); err == nil {
+		t.Error("an address without a port was accepted")
+	}
+}
