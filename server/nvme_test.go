@@ -293,3 +293,53 @@ func TestFetchIntoFullRAM(t *testing.T) {
 		}
 	}
 }
+
+// What is stored under one cache salt is not there under another, in RAM, on
+// disk or after a restart, and a layout that differs in one field is as far away.
+func TestSaltsAndLayoutsAreApart(t *testing.T) {
+	cfg := twoTiers(t)
+	n := startNode(t, cfg)
+	c := n.client(t, client.Config{})
+	salted := testNamespace(diskPage, 1)
+	salted.Salt = []byte("s1")
+	ns, err := c.RegisterNamespace(t.Context(), salted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := blockNames(0, 40)
+	write(t, c, ns, names)
+	otherSalt, otherLayout := salted, salted
+	otherSalt.Salt = []byte("s2")
+	otherLayout.Layout.KVDType += "_scaled"
+	usable := func(of paging.Namespace) int {
+		t.Helper()
+		id, err := c.RegisterNamespace(t.Context(), of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := c.Fetch(t.Context(), client.FetchRequest{Namespace: id, Names: names, Timeout: 10 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.ReleaseAsync()
+		return l.Usable
+	}
+	check := func(when string) {
+		t.Helper()
+		if own, salt, layout := usable(salted), usable(otherSalt), usable(otherLayout); own != len(names) || salt != 0 || layout != 0 {
+			t.Errorf("%s: %d of %d blocks under their own salt, %d under another, %d under another layout", when, own, len(names), salt, layout)
+		}
+	}
+	check("in RAM")
+	eventually(t, "all is on disk", func() bool { return n.Metrics().Hierarchy.DirtyBytes == 0 })
+	if _, err := c.Demote(t.Context(), ns, names, client.TierRAM); err != nil {
+		t.Fatal(err)
+	}
+	check("demoted")
+	if err := n.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	again := startNode(t, cfg)
+	eventually(t, "the client is back", func() bool { return again.Metrics().Attachments == 1 })
+	check("after a restart")
+}
