@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
@@ -23,11 +25,9 @@ func (a *Attempt) Commit(ctx context.Context, rows []CommitRow, opt CommitOption
 	if err := a.begin(rows, out, time.Now()); err != nil {
 		return nil, err
 	}
+	a.copyRows(rows, out)
 	for i, r := range rows {
-		switch out[i] {
-		case Granted:
-			a.copyRow(r)
-		case Duplicate:
+		if out[i] == Duplicate {
 			out[i] = a.compareRow(r)
 		}
 	}
@@ -92,6 +92,48 @@ func (a *Attempt) begin(rows []CommitRow, out []Outcome, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// spreadBytes is how much a commit must copy for a second processor to be worth
+// its wake-up: a few hundred microseconds of copying.
+const spreadBytes = 2 << 20
+
+// copyRows copies the rows that are Granted. A long commit is shared by the
+// processors that no other commit uses: one cannot fill the memory bus alone.
+func (a *Attempt) copyRows(rows []CommitRow, out []Outcome) {
+	var next atomic.Int64
+	work := func() {
+		for i := next.Add(1) - 1; i < int64(len(rows)); i = next.Add(1) - 1 {
+			if out[i] == Granted {
+				a.copyRow(rows[i])
+			}
+		}
+	}
+	var helpers sync.WaitGroup
+	for left := a.bytesOf(rows, out) / spreadBytes; left > 0; left-- {
+		select {
+		case a.h.copiers <- struct{}{}:
+			helpers.Go(func() { // owner: this call; exits with the last row; bound: copiers of the Hierarchy
+				defer func() { <-a.h.copiers }()
+				work()
+			})
+			continue
+		default: // all processors copy already
+		}
+		break
+	}
+	work()
+	helpers.Wait()
+}
+
+// bytesOf is how much copyRows copies.
+func (a *Attempt) bytesOf(rows []CommitRow, out []Outcome) (n int64) {
+	for i, r := range rows {
+		if out[i] == Granted {
+			n += a.ns.bytesOf(a.rows[r.Row].parts)
+		}
+	}
+	return n
 }
 
 // copyRow copies and sums the pages of a row that is claimed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -91,6 +92,7 @@ type Hierarchy struct {
 	cancel    context.CancelFunc
 	workers   sync.WaitGroup
 	wake      chan struct{} // tells the demotion writer that there may be work
+	copiers   chan struct{} // a token per goroutine that helps a commit to copy
 
 	fetches sync.Pool // of *fetch
 
@@ -135,7 +137,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Hierarchy{cfg: cfg, log: cfg.Logger, headFirst: policy.HeadFirst(cfg.RAMPolicy), wake: make(chan struct{}, 1)}
+	h := &Hierarchy{cfg: cfg, log: cfg.Logger, headFirst: policy.HeadFirst(cfg.RAMPolicy), wake: make(chan struct{}, 1), copiers: make(chan struct{}, runtime.GOMAXPROCS(0)-1)}
 	h.fetches.New = func() any { return new(fetch) }
 	h.mu.settle = h.settleUses
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
