@@ -203,11 +203,17 @@ func (l *link) greet(ctx context.Context) error {
 	return nil
 }
 
-// watchConn ends a streamed link with its connection.
+// watchConn ends a streamed link with its connection. gRPC hands a new
+// connection to calls before it says that it is ready: what comes before the
+// first ready is not a loss.
 func (l *link) watchConn() {
+	ready := false
 	for {
 		state := l.conn.GetState()
-		if state != connectivity.Ready {
+		switch {
+		case state == connectivity.Ready:
+			ready = true
+		case ready || state == connectivity.TransientFailure || state == connectivity.Shutdown:
 			l.fail(fmt.Errorf("connection to %s lost: %w", l.client.cfg.Address, paging.ErrUnavailable))
 			return
 		}
