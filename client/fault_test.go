@@ -421,6 +421,11 @@ func TestCloseLeavesNothingBehind(t *testing.T) {
 	first := open(t, patient(n))
 	ns := register(t, first)
 	write(t, first, ns, names)
+	// Extents are mapped when they arrive, which a commit does not wait for: a
+	// fetch does. Without it the mapping of first may be missing in the baseline.
+	if err := fetch(t, first, ns, names).Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	for streamed, cfg := range faces(n) {
 		before, maps := descriptors(), mapped(t)
 		for range 5 {
