@@ -24,6 +24,11 @@ func (f *fetch) bringUp(ctx context.Context) {
 			return
 		}
 		stalled := f.startLoads()
+		if len(f.bring) > 0 {
+			f.h.bring(ctx, f.ns, f.bring)
+			clear(f.bring)
+			f.bring = f.bring[:0]
+		}
 		if len(f.waits) > 0 || stalled {
 			f.await(ctx, stalled)
 			if f.h.mu.closed {
@@ -87,6 +92,8 @@ func (f *fetch) startLoads() (stalled bool) {
 		r := f.loadRow(i, missing)
 		switch {
 		case r == NoReason:
+		case r == InFlight:
+			f.refuse(i, r)
 		case f.req.Mode == ModePrefix && f.shrink(i):
 			i--
 		case f.h.cleanable(f.ns.tenant):
@@ -160,11 +167,14 @@ func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
 	h := f.h
 	id := f.ids[i]
 	b := h.mu.index.at(id)
-	f.loaded[i] = true
+	f.from[i] = max(f.from[i], NVMe)
+	if f.afar(i, b, parts) != 0 {
+		f.from[i] = Remote
+	}
 	if b.flags.has(busy) {
 		for _, l := range h.mu.inflight[id].loads {
 			if l.open&parts != 0 {
-				f.waits = append(f.waits, wait{i, l})
+				f.waits = append(f.waits, wait{i, l, true})
 				if !l.demanded {
 					if h.endForesight(id, b) {
 						h.mu.metrics.PrefetchLate++
@@ -178,11 +188,24 @@ func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
 	if parts == 0 {
 		return NoReason
 	}
-	l, r := h.startLoad(id, b, parts, nil)
+	l, r := h.startLoad(id, b, parts, f.afar(i, b, parts), nil)
 	if r == NoReason {
-		f.waits = append(f.waits, wait{i, l})
+		f.waits = append(f.waits, wait{i, l, false})
+		for _, it := range l.items {
+			if it.disk == 0 {
+				f.bring = append(f.bring, it)
+			}
+		}
 	}
 	return r
+}
+
+// afar is the subset of parts of a row that come from other nodes.
+func (f *fetch) afar(i int, b *block, parts paging.PartSet) paging.PartSet {
+	if f.remote[i] {
+		return parts
+	}
+	return parts &^ b.disk
 }
 
 // await unlocks until the loads in waits have ended, blocks became clean if
@@ -191,11 +214,38 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 	h := f.h
 	w := newWaiter()
 	for _, x := range f.waits {
-		x.l.waiters = append(x.l.waiters, w)
-		w.left++
+		if x.l.open != 0 {
+			x.l.waiters = append(x.l.waiters, w)
+			w.left++
+		}
 	}
+	if w.left > 0 || len(f.waits) == 0 { // else all came from other nodes already
+		f.wait(ctx, w, stalled)
+	}
+	for _, x := range f.waits {
+		if x.l.reason != NoReason {
+			f.reasons[x.row] = x.failed()
+		}
+		if x.l.open == 0 {
+			continue
+		}
+		x.l.leave(w)
+		if ctx.Err() != nil && len(x.l.waiters) == 0 {
+			h.cancelLoad(x.l)
+		}
+	}
+	for _, x := range f.waits {
+		if f.from[x.row] == NVMe && f.reasons[x.row].ofDisk() && f.retryElsewhere(x.row) {
+			f.reasons[x.row] = NoReason
+		}
+	}
+}
+
+// wait unlocks until w is done, blocks became clean if stalled, or ctx ended.
+func (f *fetch) wait(ctx context.Context, w *waiter, stalled bool) {
+	h := f.h
 	loaded, cleaned := w.ch, h.mu.cleaned
-	if len(f.waits) == 0 {
+	if w.left == 0 {
 		loaded = nil
 	}
 	waits, waited := &h.mu.metrics.LoadWaits, &h.mu.metrics.LoadWaitTime
@@ -220,25 +270,29 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 	}
 	h.mu.Lock()
 	*waited += time.Since(began)
-	for _, x := range f.waits {
-		if x.l.reason != NoReason {
-			f.reasons[x.row] = x.l.reason
-		}
-		if x.l.open == 0 {
-			continue
-		}
-		x.l.leave(w)
-		if ctx.Err() != nil && len(x.l.waiters) == 0 {
-			h.cancelLoad(x.l)
-		}
-	}
 }
 
-// startLoad sets slots aside for parts of a block that are on disk and queues
-// their loads. by is the prefetch that wants them, nil if a call does.
-func (h *Hierarchy) startLoad(id blockID, b *block, parts paging.PartSet, by *Promotion) (*load, Reason) {
+// failed is why a load did not bring its row; NoReason if whoever brought it gave
+// up: it is worth another try.
+func (x wait) failed() Reason {
+	if r := x.l.reason; !x.joined || r != Cancelled && r != Timeout {
+		return r
+	}
+	return NoReason
+}
+
+// ofDisk reports whether the copy on disk is to blame.
+func (r Reason) ofDisk() bool { return r == Corrupt || r == Identity || r == IOError }
+
+// startLoad sets slots aside for parts of a block and queues the loads of those
+// that are on disk; afar is the subset that comes from other nodes, which the
+// caller brings. by is the prefetch that wants them, nil if a call does.
+func (h *Hierarchy) startLoad(id blockID, b *block, parts, afar paging.PartSet, by *Promotion) (*load, Reason) {
 	n := h.of(b)
-	l := &load{id: id, parts: parts, open: parts, demanded: by == nil}
+	if b.flags.has(busy) && h.mu.inflight[id].reserved&parts != 0 {
+		return nil, InFlight
+	}
+	l := &load{id: id, parts: parts, open: parts, taken: afar, demanded: by == nil}
 	// The block itself must not be what makes room.
 	h.pin(b)
 	for s := parts; s != 0; s &= s - 1 {
@@ -255,7 +309,9 @@ func (h *Hierarchy) startLoad(id blockID, b *block, parts paging.PartSet, by *Pr
 	}
 	pages := h.pagesOf(b)
 	for i := range l.items {
-		l.items[i].disk = pages[l.items[i].part].disk
+		if part := l.items[i].part; !afar.Has(part) {
+			l.items[i].disk = pages[part].disk
+		}
 	}
 	f := h.inflightOf(id, b)
 	f.loads = append(f.loads, l)

@@ -96,8 +96,8 @@ func (h *Hierarchy) CheckInvariants() {
 		must(u.Pages == pages, "the arena has %d pages, the index %d", u.Pages, pages)
 	}
 	m := &h.mu.metrics
-	must(m.RequestedBlocks == m.RAMHitBlocks+m.DiskHitBlocks+m.MissedBlocks, "blocks requested: %+v", *m)
-	must(m.RequestedTokens == m.RAMHitTokens+m.DiskHitTokens+m.MissedTokens, "tokens requested: %+v", *m)
+	must(m.RequestedBlocks == m.RAMHitBlocks+m.DiskHitBlocks+m.RemoteHitBlocks+m.MissedBlocks, "blocks requested: %+v", *m)
+	must(m.RequestedTokens == m.RAMHitTokens+m.DiskHitTokens+m.RemoteHitTokens+m.MissedTokens, "tokens requested: %+v", *m)
 	ahead := int64(0)
 	for _, x := range h.mu.foreseen.of {
 		if x.counted {

@@ -41,10 +41,16 @@ func (h *Hierarchy) Lookup(ns paging.NamespaceID, names []paging.BlockName, part
 		return Prefix{}, err
 	}
 	f.findAll()
-	p := Prefix{Usable: f.plan(), Tiers: make([]Kind, len(names))}
+	if f.usable = f.plan(); f.locate() {
+		f.usable = f.plan()
+	}
+	p := Prefix{Usable: f.usable, Tiers: make([]Kind, len(names))}
 	p.Tokens = uint64(p.Usable) * uint64(f.ns.ns.Layout.BlockTokens)
 	for i, id := range f.ids {
-		p.Tiers[i] = h.kindOf(id, f.ns.pagesAt(i, f.parts))
+		parts := f.ns.pagesAt(i, f.parts)
+		if p.Tiers[i] = h.kindOf(id, parts); p.Tiers[i] == None && parts != 0 && f.have(i).Contains(parts) {
+			p.Tiers[i] = Remote
+		}
 	}
 	h.mu.metrics.Lookups++
 	return p, nil
@@ -84,6 +90,13 @@ func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) 
 	}
 	f.findAll()
 	f.usable = f.plan()
+	if f.locate() {
+		f.usable = f.plan()
+	}
+	if h.mu.closed {
+		h.mu.Unlock()
+		return nil, paging.ErrClosed
+	}
 	f.pinRows()
 	if !f.resident() || len(h.mu.uses) > maxUses {
 		h.settleUses()
@@ -162,15 +175,20 @@ type fetch struct {
 	ids     []blockID // per row; 0: not there
 	pins    []bool    // per row: pinned by this fetch
 	reasons []Reason  // per row: why it was given up
-	loaded  []bool    // per row: came from disk
-	waits   []wait
-	shrinks int
+	from    []Kind    // per row: the slowest tier that pages came from; None: none had to come
+	remote  []bool    // per row: what this node has was tried and is no use
+	// per row: parts that other nodes are said to have; nil: nobody was asked
+	elsewhere []paging.PartSet
+	bring     []loadItem // to be copied from other nodes by this fetch
+	waits     []wait
+	shrinks   int
 }
 
 // wait is a load that this fetch waits for.
 type wait struct {
-	row int
-	l   *load
+	row    int
+	l      *load
+	joined bool // somebody else started it
 }
 
 func (h *Hierarchy) getFetch() *fetch {
@@ -181,7 +199,8 @@ func (h *Hierarchy) getFetch() *fetch {
 
 func (h *Hierarchy) putFetch(f *fetch) {
 	clear(f.waits)
-	*f = fetch{ids: f.ids[:0], pins: f.pins[:0], reasons: f.reasons[:0], loaded: f.loaded[:0], waits: f.waits[:0]}
+	clear(f.bring)
+	*f = fetch{ids: f.ids[:0], pins: f.pins[:0], reasons: f.reasons[:0], from: f.from[:0], remote: f.remote[:0], waits: f.waits[:0], bring: f.bring[:0]}
 	h.fetches.Put(f)
 }
 
@@ -208,7 +227,8 @@ func (f *fetch) resolve() (err error) {
 	f.limit = n
 	f.pins = append(f.pins[:0], make([]bool, n)...)
 	f.reasons = append(f.reasons[:0], make([]Reason, n)...)
-	f.loaded = append(f.loaded[:0], make([]bool, n)...)
+	f.from = append(f.from[:0], make([]Kind, n)...)
+	f.remote = append(f.remote[:0], make([]bool, n)...)
 	return nil
 }
 
@@ -229,14 +249,20 @@ func (f *fetch) findAll() {
 
 // have is the set of parts that row i could be served with.
 func (f *fetch) have(i int) paging.PartSet {
-	if f.ids[i] == 0 || f.reasons[i] != NoReason {
+	if f.reasons[i] != NoReason {
 		return 0
 	}
-	b := f.h.mu.index.at(f.ids[i])
-	if f.req.Resident {
-		return b.ram
+	var have paging.PartSet
+	if f.ids[i] != 0 {
+		b := f.h.mu.index.at(f.ids[i])
+		if have = b.ram; !f.req.Resident && !f.remote[i] {
+			have |= b.disk
+		}
 	}
-	return b.ram | b.disk
+	if f.elsewhere != nil && !f.req.Resident {
+		have |= f.elsewhere[i]
+	}
+	return have
 }
 
 // chain is the number of blocks in the chain of the request.
@@ -270,6 +296,10 @@ func (f *fetch) pinRows() {
 		}
 		f.pins[i] = want
 		if want {
+			if id == 0 { // it comes from another node
+				id = f.h.blockFor(f.ns, &f.req.Names[i], f.req.First+i, f.now)
+				f.ids[i] = id
+			}
 			f.h.pin(f.h.mu.index.at(id))
 		} else {
 			f.h.unpin(id, f.h.mu.index.at(id))
@@ -312,7 +342,7 @@ func (f *fetch) grant() *Hold {
 			b := h.mu.index.at(id)
 			f.grantRow(b, f.wanted(i), hold.Slots[i*cols:(i+1)*cols], hold.refs[i*cols:])
 			h.mu.uses = append(h.mu.uses, use{id: id, now: f.now, length: int32(f.chain())})
-			if f.loaded[i] {
+			if f.from[i] == NVMe {
 				h.hitDisk(id, b, f.chain(), f.now)
 			}
 			if hold.ids[i] = id; sabotage.On("reuse-leased-slot") {
@@ -324,11 +354,13 @@ func (f *fetch) grant() *Hold {
 			continue
 		}
 		hold.Usable++
-		hold.Tiers[i] = RAM
-		if f.loaded[i] {
-			hold.Tiers[i] = NVMe
+		hold.Tiers[i] = max(f.from[i], RAM)
+		switch hold.Tiers[i] {
+		case NVMe:
 			m.DiskHitBlocks++
-		} else {
+		case Remote:
+			m.RemoteHitBlocks++
+		default:
 			m.RAMHitBlocks++
 		}
 	}

@@ -17,6 +17,9 @@ import (
 type Config struct {
 	Arena   Arena   // RAM, required; not closed by the Hierarchy
 	Durable Durable // disk; nil: RAM only. Not closed by the Hierarchy
+	Peers   Peers   // other nodes; nil: there are none
+	// Observed says that somebody calls Changes: what becomes of blocks is noted.
+	Observed bool
 
 	RAMPolicy  string // eviction policy of RAM; empty: "default"
 	DiskPolicy string // eviction policy of the disk; empty: "default"
@@ -90,6 +93,8 @@ type Hierarchy struct {
 	headFirst bool            // the RAM policy is offered the head of a chain first
 	ctx       context.Context // ends with Close; bounds background work on the tiers
 	cancel    context.CancelFunc
+	intake    context.Context // ends when Close begins
+	refuse    context.CancelFunc
 	workers   sync.WaitGroup
 	wake      chan struct{} // tells the demotion writer that there may be work
 	copiers   chan struct{} // a token per goroutine that helps a commit to copy
@@ -127,6 +132,8 @@ type Hierarchy struct {
 		nextIdleCheck uint32
 		cleaned       chan struct{} // closed and replaced when blocks became clean or evictable
 		metrics       Metrics
+		changes       changeLog
+		history       history
 	}
 }
 
@@ -141,6 +148,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	h.fetches.New = func() any { return new(fetch) }
 	h.mu.settle = h.settleUses
 	h.ctx, h.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	h.intake, h.refuse = context.WithCancel(h.ctx)
 	m := &h.mu
 	m.index = newIndex()
 	m.byID = make(map[paging.NamespaceID]*namespace)
@@ -154,6 +162,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	m.durable = make(map[blockID][]*waiter)
 	m.work = sync.NewCond(&h.mu)
 	m.cleaned = make(chan struct{})
+	m.changes.signal = make(chan struct{}, 1)
 	m.ramBytes = cfg.Arena.Usage().BudgetBytes
 	if cfg.Durable != nil {
 		m.diskBytes = cfg.Durable.Usage().BudgetBytes
@@ -189,6 +198,7 @@ func (h *Hierarchy) Close(ctx context.Context) error {
 		return nil
 	}
 	h.mu.closed = true
+	h.refuse()
 	leaked := h.leaksLocked()
 	h.mu.work.Broadcast()
 	h.broadcastLocked()

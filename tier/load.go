@@ -28,7 +28,7 @@ type loadItem struct {
 	l    *load
 	part int
 	ram  Ref
-	disk Ref
+	disk Ref // 0: it comes from another node
 }
 
 // leave takes a waiter off.
@@ -39,21 +39,26 @@ func (l *load) leave(w *waiter) {
 // loadQueue holds the items that no worker took yet. It is bounded by the room
 // of the arena: each item has its slot.
 type loadQueue struct {
-	wanted  fifo[loadItem]                  // by a Fetch
-	ahead   [MaxPriority + 1]fifo[loadItem] // by prefetches of each priority
-	waiting int                             // items in all of these
-	running int                             // taken by a worker
+	wanted   fifo[loadItem]                  // by a Fetch
+	ahead    [MaxPriority + 1]fifo[loadItem] // by prefetches of each priority
+	waiting  int                             // items in all of these
+	running  int                             // taken by a worker
+	bringing int                             // pages that come from other nodes now
+	afar     int                             // prefetches that bring pages from other nodes
 }
 
 func (q *loadQueue) push(l *load, by *Promotion) {
 	for _, it := range l.items {
+		if it.disk == 0 {
+			continue // of another node: whoever started the load brings it
+		}
 		if by == nil {
 			q.wanted.push(it)
 		} else {
 			q.ahead[by.priority].push(it)
 		}
+		q.waiting++
 	}
-	q.waiting += len(l.items)
 }
 
 // demand moves the load of a prefetch in front: its items are queued twice, and
@@ -62,7 +67,7 @@ func (q *loadQueue) demand(l *load) {
 	if !l.demanded {
 		l.demanded = true
 		for _, it := range l.items {
-			if !it.begun() {
+			if !it.begun() && it.disk != 0 {
 				q.wanted.push(it)
 				q.waiting++
 			}
@@ -163,6 +168,12 @@ func (h *Hierarchy) endLoad(it loadItem, err error) {
 			l.reason = NotFound
 		}
 	}
+	h.endItem(it)
+}
+
+// endItem notes that a page of a load is there, or will not be.
+func (h *Hierarchy) endItem(it loadItem) {
+	l := it.l
 	check.That(l.open.Has(it.part), "the load of a page ended twice")
 	if l.open = l.open.Without(it.part); l.open == 0 {
 		h.finishLoad(l)
@@ -202,7 +213,7 @@ func (h *Hierarchy) loadFailed(b *block, it loadItem, err error) Reason {
 	default:
 		m.LoadErrors++
 	}
-	if h.pagesOf(b)[it.part].disk == it.disk {
+	if it.disk != 0 && h.pagesOf(b)[it.part].disk == it.disk {
 		h.dropDisk(it.l.id, b, paging.PartSet(0).With(it.part), false)
 		m.DroppedCopies++
 	}

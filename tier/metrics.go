@@ -5,35 +5,42 @@ import "time"
 // Metrics counts what a Hierarchy did since Open, and says what it holds. These
 // hold at every moment:
 //
-//	RequestedBlocks = RAMHitBlocks + DiskHitBlocks + MissedBlocks
-//	RequestedTokens = RAMHitTokens + DiskHitTokens + MissedTokens
+//	RequestedBlocks = RAMHitBlocks + DiskHitBlocks + RemoteHitBlocks + MissedBlocks
+//	RequestedTokens = RAMHitTokens + DiskHitTokens + RemoteHitTokens + MissedTokens
 //	PrefetchBlocks  = PrefetchUseful + PrefetchLate + PrefetchWasted + those that a prefetch holds
 //
 // No byte is copied, read or summed for a RAM hit: BytesCopied is what commits
 // copied, LoadedBytes what disk hits and prefetches read.
 type Metrics struct {
 	// Reads, counted at the end of each Fetch.
-	Lookups         int64 // calls
-	Fetches         int64 // calls
-	RequestedBlocks int64 // blocks named by Fetch
-	RAMHitBlocks    int64 // granted without I/O
-	DiskHitBlocks   int64 // granted after a page was loaded
-	MissedBlocks    int64 // not granted
-	RequestedTokens int64 // tokens of the blocks above
-	RAMHitTokens    int64
-	DiskHitTokens   int64
-	MissedTokens    int64
-	Shortfalls      [reasonsCount]int64 // blocks not granted, by Reason
-	LoadWaits       int64               // times that a Fetch waited for loads
-	LoadWaitTime    time.Duration       // for which they waited
-	CleanWaits      int64               // times that a Fetch or Reserve waited for blocks to be written down
-	CleanWaitTime   time.Duration       // for which they waited
-	LoadedPages     int64               // pages
-	LoadedBytes     int64               // bytes of pages
-	CorruptPages    int64               // loads that failed their checksum
-	IdentityPages   int64               // loads that found another page's bytes
-	LoadErrors      int64               // loads that failed otherwise
-	DroppedCopies   int64               // disk copies dropped after a failed load, pages
+	Lookups           int64 // calls
+	Fetches           int64 // calls
+	RequestedBlocks   int64 // blocks named by Fetch
+	RAMHitBlocks      int64 // granted without I/O
+	DiskHitBlocks     int64 // granted after a page was loaded
+	RemoteHitBlocks   int64 // granted after a page came from another node
+	MissedBlocks      int64 // not granted
+	RequestedTokens   int64 // tokens of the blocks above
+	RAMHitTokens      int64
+	DiskHitTokens     int64
+	RemoteHitTokens   int64
+	MissedTokens      int64
+	Shortfalls        [reasonsCount]int64 // blocks not granted, by Reason
+	LoadWaits         int64               // times that a Fetch waited for loads
+	LoadWaitTime      time.Duration       // for which they waited
+	CleanWaits        int64               // times that a Fetch or Reserve waited for blocks to be written down
+	CleanWaitTime     time.Duration       // for which they waited
+	LoadedPages       int64               // pages
+	LoadedBytes       int64               // bytes of pages
+	RemotePages       int64               // pages that came from other nodes
+	RemoteBytes       int64               // bytes of those
+	RemoteFailedPages int64               // pages that other nodes were asked for and did not come
+	ServedPages       int64               // pages that others asked this node for and it has
+	ServedAbsentPages int64               // pages that others asked this node for and it has not
+	CorruptPages      int64               // loads that failed their checksum
+	IdentityPages     int64               // loads that found another page's bytes
+	LoadErrors        int64               // loads that failed otherwise
+	DroppedCopies     int64               // disk copies dropped after a failed load, pages
 
 	// Writes.
 	Reserves         int64 // calls
@@ -99,6 +106,8 @@ func (m *Metrics) addTokens(blockTokens int64, requested int, tiers []Kind) {
 			m.RAMHitTokens += blockTokens
 		case NVMe:
 			m.DiskHitTokens += blockTokens
+		case Remote:
+			m.RemoteHitTokens += blockTokens
 		default:
 			m.MissedTokens += blockTokens
 		}

@@ -64,7 +64,12 @@ func (h *Hierarchy) Promote(req PromoteRequest) (*Promotion, error) {
 		return nil, err
 	}
 	f.findAll()
-	f.usable = f.plan()
+	if f.usable = f.plan(); f.locate() {
+		f.usable = f.plan()
+	}
+	if h.mu.closed {
+		return nil, paging.ErrClosed
+	}
 	f.pinRows()
 	p := &Promotion{h: h, priority: min(req.Priority, MaxPriority), signal: make(chan struct{}, 1)}
 	until := uint32(req.Deadline.Unix()) + 1
@@ -73,6 +78,7 @@ func (h *Hierarchy) Promote(req PromoteRequest) (*Promotion, error) {
 			p.row(f, i, until)
 		}
 	}
+	h.bringAhead(req.Deadline, f.ns, f.bring)
 	f.usable = 0
 	f.pinRows()
 	h.mu.metrics.Prefetches++
@@ -85,17 +91,24 @@ func (p *Promotion) row(f *fetch, i int, until uint32) {
 	id := f.ids[i]
 	b := h.mu.index.at(id)
 	missing := f.unstarted(i)
-	if p.Refused > 0 || !h.foresee(p, f.ns, id, b, until) {
+	afar := missing &^ b.disk
+	if p.Refused > 0 || afar != 0 && h.mu.loads.afar == maxAfar || !h.foresee(p, f.ns, id, b, b.ram|b.disk|missing, until) {
 		if f.missing(i) != 0 {
 			p.Refused++
 		}
 		return
 	}
 	if missing != 0 {
-		if _, r := h.startLoad(id, b, missing, p); r != NoReason {
+		l, r := h.startLoad(id, b, missing, afar, p)
+		if r != NoReason {
 			p.Refused++
 			h.wasteForesight(id, b)
 			return
+		}
+		for _, it := range l.items {
+			if it.disk == 0 {
+				f.bring = append(f.bring, it)
+			}
 		}
 		h.countForesight(id)
 	}
@@ -113,14 +126,14 @@ func (p *Promotion) row(f *fetch, i int, until uint32) {
 }
 
 // foresee pins a block for a prefetch; false if its share is used up.
-func (h *Hierarchy) foresee(p *Promotion, n *namespace, id blockID, b *block, until uint32) bool {
+func (h *Hierarchy) foresee(p *Promotion, n *namespace, id blockID, b *block, parts paging.PartSet, until uint32) bool {
 	if b.flags.has(foreseen) {
 		x := h.mu.foreseen.of[id]
 		x.until = max(x.until, until)
 		h.mu.foreseen.set(id, x)
 		return true
 	}
-	bytes := n.slotsOf(b.ram | b.disk)
+	bytes := n.slotsOf(parts)
 	if n.tenant.foreseen+bytes > h.ramLimit(n.tenant)/foreseenShare {
 		return false
 	}

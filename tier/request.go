@@ -33,13 +33,14 @@ const (
 	InFlight     Reason = 9 // being written
 	Stopping     Reason = 10
 	Cancelled    Reason = 11
-	reasonsCount        = 12
+	Unreachable  Reason = 13 // the nodes that have it do not answer
+	reasonsCount        = 14
 )
 
 // String is the name used in metrics and tables.
 func (r Reason) String() string {
 	names := [reasonsCount]string{"none", "not_found", "part_missing", "no_space", "over_quota", "timeout",
-		"corrupt", "identity_mismatch", "io_error", "in_flight", "stopping", "cancelled"}
+		"corrupt", "identity_mismatch", "io_error", "in_flight", "stopping", "cancelled", "attachment_ended", "unreachable"}
 	if int(r) < len(names) {
 		return names[r]
 	}
@@ -55,6 +56,7 @@ type FetchRequest struct {
 	Mode      Mode
 	Wanted    Kind // arena wanted: RAM, or None for the default (RAM)
 	Resident  bool // only what is in the arena now: nothing is brought up
+	Local     bool // only what this node has: no other node is asked
 	NoWait    bool // if something had to be brought up: a nil Hold, and nothing is pinned or counted
 }
 

@@ -131,7 +131,14 @@ func (a *Attempt) refusal(i int, name *paging.BlockName, otherwise Outcome, now 
 		return Exists
 	}
 	f := a.h.mu.inflight[id]
-	if f == nil || f.reserved&missing == 0 {
+	if f == nil {
+		return otherwise
+	}
+	if f.filling()&missing != 0 { // another node's copy is on its way
+		*retryAfter = max(*retryAfter, arrivesWithin)
+		return BeingWritten
+	}
+	if f.reserved&missing == 0 {
 		return otherwise
 	}
 	if f.by == a {
@@ -143,6 +150,9 @@ func (a *Attempt) refusal(i int, name *paging.BlockName, otherwise Outcome, now 
 	*retryAfter = max(*retryAfter, f.until.Sub(now))
 	return BeingWritten
 }
+
+// arrivesWithin is when to ask again for a page that another node is sending.
+const arrivesWithin = 20 * time.Millisecond
 
 // reserveRow sets the pages of one row aside that are not stored yet.
 func (a *Attempt) reserveRow(i int, name *paging.BlockName, now time.Time, retryAfter *time.Duration) Outcome {

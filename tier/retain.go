@@ -211,7 +211,7 @@ func (h *Hierarchy) pinUntil(n *namespace, id blockID, b *block, until uint32) I
 			missing &^= f.filling()
 		}
 		if missing != 0 {
-			if _, r := h.startLoad(id, b, missing, nil); r != NoReason {
+			if _, r := h.startLoad(id, b, missing, 0, nil); r != NoReason {
 				return ItemRejected
 			}
 		}

@@ -203,6 +203,7 @@ func (h *Hierarchy) publish(b *block, part int, ref Ref, sum uint64) {
 	p.ram, p.sum = ref, sum
 	b.ram = b.ram.With(part)
 	h.count(b)
+	h.noteChange(h.of(b), &b.name)
 }
 
 // published makes a part known that was written to disk.
@@ -213,6 +214,7 @@ func (h *Hierarchy) publishDisk(id blockID, b *block, part int, ref Ref) {
 	h.pagesOf(b)[part].disk = ref
 	b.disk = b.disk.With(part)
 	h.count(b)
+	h.noteChange(n, &b.name)
 	n.tenant.disk += n.slot[part]
 	h.enterDiskOrder(id, b, 0)
 }
@@ -231,6 +233,8 @@ func (h *Hierarchy) evictRAM(id blockID, b *block, evicted bool) {
 		p.ram = 0
 	}
 	b.ram = 0
+	h.noteChange(h.of(b), &b.name)
+	h.remember(b, evicted)
 	if b.flags.has(warm) {
 		h.hitDisk(id, b, 0, b.used) // the disk's policy sees no hit that RAM served
 	}
@@ -254,6 +258,8 @@ func (h *Hierarchy) dropDisk(id blockID, b *block, parts paging.PartSet, evicted
 		p.disk = 0
 	}
 	b.disk &^= parts
+	h.noteChange(n, &b.name)
+	h.remember(b, evicted)
 	n.tenant.disk -= n.slotsOf(parts)
 	if b.disk == 0 {
 		h.leaveDiskOrder(id, b, evicted)
@@ -275,6 +281,7 @@ func (h *Hierarchy) drop(id blockID, b *block) (now bool) {
 	h.endPin(id, b)
 	h.wasteForesight(id, b)
 	h.mu.index.unlink(id)
+	h.noteChange(h.of(b), &b.name)
 	h.dropDisk(id, b, b.disk, false)
 	h.uncount(b)
 	b.flags |= dropped

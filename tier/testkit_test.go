@@ -24,7 +24,8 @@ type kit struct {
 	id  paging.NamespaceID
 	ram *ram.Arena
 
-	leaky bool // slots stay set aside in the end
+	faulty *tiertest.Faulty // its disk, where a test needs it
+	leaky  bool             // slots stay set aside in the end
 }
 
 // plain is a namespace with one part of this length.
