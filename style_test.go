@@ -46,8 +46,9 @@ var importMap = map[string][]string{
 	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
 	"server/transport":       {"paging", "paging/check/sabotage", "server/placement"},
 	"server/migrate":         {"paging", "server/placement"},
+	"server/trust":           {"paging", "server/transport"},
 	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
-	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
+	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
 	"server/servertest":      {"server", "tier", "tier/ram", "tier/nvme", "gpu/host"},
 	"bench":                  nil, // the client, paging and the package being measured
 	"cmd/kvtier":             nil, // picks drivers and devices: anything

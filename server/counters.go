@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/server/trust"
 	"github.com/kvtier/kvtier/tier"
 )
 
@@ -39,6 +40,7 @@ type Metrics struct {
 	CorruptUploads                  uint64 // pages that did not match their sender's checksum
 
 	RPC       rpc.Metrics
+	TLS       trust.State // zero: no certificate is configured
 	Hierarchy tier.Metrics
 	RAM       tier.Usage
 	NVMe      *tier.Usage // nil: no such tier
@@ -58,6 +60,9 @@ func (n *node) metrics() Metrics {
 		ReadPageBytes:  c.readPageBytes.Load(), WrittenPageBytes: c.writtenPageBytes.Load(),
 		CorruptUploads: c.corruptUploads.Load(),
 		RPC:            n.rpcMetrics(), Hierarchy: n.hier.Metrics(), RAM: n.ram.Usage(),
+	}
+	if n.trust != nil {
+		m.TLS = n.trust.State()
 	}
 	if n.nvme != nil {
 		u := n.nvme.Usage()

@@ -49,6 +49,10 @@ var values = []value{
 	{"server_corrupt_uploads_total", "Streamed pages that did not match their sender's checksum.", func(m *Metrics) float64 { return number(m.CorruptUploads) }},
 	{"rpc_calls_in_flight", "Calls running, attachment streams apart.", func(m *Metrics) float64 { return number(m.RPC.InFlight) }},
 	{"rpc_calls_refused_total", "Calls refused because too many were running.", func(m *Metrics) float64 { return number(m.RPC.Refused) }},
+	{"rpc_peers_refused_total", "TLS connections refused: no TLS, or a certificate that is not accepted.", func(m *Metrics) float64 { return number(m.RPC.RefusedPeers) }},
+	{"tls_certificate_expiry_timestamp_seconds", "Unix time at which the certificate expires; 0: there is none.", func(m *Metrics) float64 { return expiry(m.TLS.NotAfter) }},
+	{"tls_reloads_total", "Times that new certificate files were taken.", func(m *Metrics) float64 { return number(m.TLS.Reloads) }},
+	{"tls_reload_failures_total", "Times that new certificate files were no good: the old ones stay in use.", func(m *Metrics) float64 { return number(m.TLS.Failures) }},
 
 	{"tier_lookups_total", "Lookups.", func(m *Metrics) float64 { return number(m.Hierarchy.Lookups) }},
 	{"tier_fetches_total", "Fetches.", func(m *Metrics) float64 { return number(m.Hierarchy.Fetches) }},

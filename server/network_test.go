@@ -288,7 +288,6 @@ func TestRandomBytesIntoEveryListener(t *testing.T) {
 	cfg := servertest.Config(t)
 	cfg.Listen, cfg.HTTPListen = "127.0.0.1:0", "127.0.0.1:0"
 	n := startNode(t, cfg)
-	noise := make([]byte, 64<<10)
 	for _, target := range []struct{ network, address, preface string }{
 		{"unix", n.Config.Socket, ""},
 		{"unix", n.Config.Socket, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
@@ -299,27 +298,34 @@ func TestRandomBytesIntoEveryListener(t *testing.T) {
 		{"unixpacket", n.Config.HandoffSocket, ""},
 		{"unixpacket", n.Config.HandoffSocket, "KVTH\x01\x00\x01\x00\x10\x00\x00\x00"},
 	} {
-		for round := range rounds(t, 20) {
-			if _, err := rand.Read(noise); err != nil {
-				t.Fatal(err)
-			}
-			conn, err := net.Dial(target.network, target.address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := conn.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
-			_, _ = conn.Write(append([]byte(target.preface), noise[:1+round*997%len(noise)]...))
-			if round%2 == 0 {
-				_, _ = io.CopyN(io.Discard, conn, 1<<10)
-			}
-			conn.Close()
-		}
+		intoListener(t, target.network, target.address, target.preface, rounds(t, 20))
 	}
 	e := n.raw(t, "", &kvtierv1.Hello{})
 	ns := e.register(4096, 1)
 	if o := e.put(ns, blockNames(0, 1)); !bytes.Equal(o, []byte{committed}) {
 		t.Errorf("after the noise: %v", o)
+	}
+}
+
+// intoListener connects again and again and writes noise of all lengths.
+func intoListener(t *testing.T, network, address, preface string, rounds int) {
+	t.Helper()
+	noise := make([]byte, 64<<10)
+	for round := range rounds {
+		if _, err := rand.Read(noise); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.Dial(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Write(append([]byte(preface), noise[:1+round*997%len(noise)]...))
+		if round%2 == 0 {
+			_, _ = io.CopyN(io.Discard, conn, 1<<10)
+		}
+		conn.Close()
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/server/trust"
 	"github.com/kvtier/kvtier/tier"
 )
 
@@ -33,6 +34,7 @@ type node struct {
 	ctx        context.Context // ends when the node closes
 	cancel     context.CancelFunc
 	workers    sync.WaitGroup
+	trust      *trust.Source // of certificates; nil: none is configured
 	rpcMetrics func() rpc.Metrics
 
 	stopping     atomic.Bool
@@ -206,6 +208,9 @@ func (n *node) problems() []string {
 		if u := t.Usage(); u.State == tier.Bypass {
 			out = append(out, fmt.Sprintf("tier %v takes no pages: %s", t.Kind(), u.Reason))
 		}
+	}
+	if n.trust != nil {
+		out = append(out, certificateProblems(n.trust.State(), time.Now())...)
 	}
 	for _, a := range n.attachments.all() {
 		if d := a.orphanFor(time.Now()); d >= orphanAfter {

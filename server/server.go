@@ -156,9 +156,8 @@ func accounts(tenants []Tenant) []rpc.Account {
 func (s *Server) openFaces(ctx context.Context) (err error) {
 	n := s.node
 	cfg := &n.cfg
-	tlsConfig, err := cfg.TLS.load()
-	if err != nil {
-		return err
+	if n.trust, err = cfg.TLS.open(n.log); err != nil {
+		return fmt.Errorf("tls: %w", err)
 	}
 	if s.tracing, err = openTracing(ctx, cfg.OTLPEndpoint, n.identity, n.log); err != nil {
 		return err
@@ -167,10 +166,14 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.rpc = rpc.New(rpc.Config{
-		Node: n, Admin: &admin{node: n}, Accounts: rpc.NewAccounts(accounts(cfg.Tenants), owner()), TLS: tlsConfig,
+	conf := rpc.Config{
+		Node: n, Admin: &admin{node: n}, Accounts: rpc.NewAccounts(accounts(cfg.Tenants), owner()),
 		Stats: s.tracing.handler(), MaxCallsInFlight: cfg.MaxCallsInFlight, MaxStreamsPerConn: uint32(cfg.MaxCallsInFlight),
-	})
+	}
+	if n.trust != nil {
+		conf.TLS, conf.Identify = n.trust.Server(cfg.TLS.ClientAuth), holder(n.trust)
+	}
+	s.rpc = rpc.New(conf)
 	n.rpcMetrics = s.rpc.Metrics
 	if s.unix, err = listenUnix(cfg.Socket, gid); err != nil {
 		return err

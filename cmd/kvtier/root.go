@@ -87,6 +87,7 @@ local NVMe, and hands them to engines on the same machine without copying.
 		newTiers(out),
 		newBlocks(out),
 		newDoctor(out),
+		newCert(out),
 		newDemo(out, stderr),
 		newBench(out, stderr),
 	)

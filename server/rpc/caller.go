@@ -40,8 +40,9 @@ const DefaultTenant = "default"
 type Caller struct {
 	Tenant string
 	Role   Role
-	Admin  bool // may use the AdminService
-	Local  bool // came over the unix socket
+	Admin  bool   // may use the AdminService
+	Node   string // name of the node of this cluster that it is; "": it is none
+	Local  bool   // came over the unix socket
 	UID    uint32
 	PID    int32
 }
@@ -64,7 +65,15 @@ type Accounts struct {
 	open   bool // no tenant is configured: everybody is DefaultTenant
 	owner  uint32
 	byUID  map[uint32]string
+	names  map[string]bool // tenants
 	tokens []hashedToken
+}
+
+// Holder is who a certificate names. The zero Holder is nobody.
+type Holder struct {
+	Node   string // of a node: its name
+	Tenant string // of a client; "" for one that has none
+	Role   Role   // of a client
 }
 
 type hashedToken struct {
@@ -76,8 +85,9 @@ type hashedToken struct {
 // NewAccounts makes the table. owner is the uid that owns the unix socket: it,
 // and root, may use the AdminService there.
 func NewAccounts(accounts []Account, owner uint32) *Accounts {
-	a := &Accounts{open: len(accounts) == 0, owner: owner, byUID: map[uint32]string{}}
+	a := &Accounts{open: len(accounts) == 0, owner: owner, byUID: map[uint32]string{}, names: map[string]bool{}}
 	for _, acc := range accounts {
+		a.names[acc.Tenant] = true
 		for _, uid := range acc.UIDs {
 			a.byUID[uid] = acc.Tenant
 		}
@@ -108,6 +118,20 @@ func (a *Accounts) remote() Caller {
 	return Caller{}
 }
 
+// certified is the caller whose certificate names h. Where tenants are
+// configured, only those exist.
+func (a *Accounts) certified(h Holder) (Caller, error) {
+	if h.Node != "" {
+		return Caller{Node: h.Node}, nil
+	}
+	if h.Tenant != "" && !a.open && !a.names[h.Tenant] {
+		return Caller{}, fmt.Errorf("tenant %q of the certificate is not configured here: %w", h.Tenant, paging.ErrDenied)
+	}
+	return Caller{Tenant: h.Tenant, Role: h.Role, Admin: h.Role.admin()}, nil
+}
+
+func (r Role) admin() bool { return r == RoleOperator || r == RoleReadOnly }
+
 // withToken replaces what is known of c by what the authorization header says.
 // All tokens are compared, each in constant time.
 func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
@@ -126,7 +150,7 @@ func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
 		return c, fmt.Errorf("token not known: %w", paging.ErrDenied)
 	}
 	t := a.tokens[found]
-	c.Tenant, c.Role = t.tenant, t.role
-	c.Admin = t.role == RoleOperator || t.role == RoleReadOnly
+	c.Tenant, c.Role, c.Node = t.tenant, t.role, ""
+	c.Admin = t.role.admin()
 	return c, nil
 }

@@ -3,9 +3,11 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"syscall"
 
 	"google.golang.org/grpc/credentials"
@@ -19,6 +21,7 @@ import (
 type peerInfo struct {
 	credentials.CommonAuthInfo
 	caller Caller
+	denied error // why its certificate is not accepted: calls are answered with it
 }
 
 // AuthType names the scheme.
@@ -32,10 +35,12 @@ func (peerInfo) ValidateAuthority(string) error { return nil }
 type transport struct {
 	accounts *Accounts
 	tls      credentials.TransportCredentials
+	identify func(*x509.Certificate) (Holder, error) // nil: certificates name nobody
+	refused  *atomic.Uint64                          // connections
 }
 
-func newTransport(accounts *Accounts, cfg *tls.Config) *transport {
-	t := &transport{accounts: accounts}
+func newTransport(accounts *Accounts, cfg *tls.Config, identify func(*x509.Certificate) (Holder, error)) *transport {
+	t := &transport{accounts: accounts, identify: identify, refused: new(atomic.Uint64)}
 	if cfg != nil {
 		t.tls = credentials.NewTLS(cfg)
 	}
@@ -51,18 +56,29 @@ func (t *transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		}
 		return conn, peerInfo{
 			credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
-			t.accounts.local(cred.Uid, cred.Pid),
+			t.accounts.local(cred.Uid, cred.Pid), nil,
 		}, nil
 	}
-	info := peerInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, t.accounts.remote()}
+	info := peerInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}, t.accounts.remote(), nil}
 	if t.tls == nil {
 		return conn, info, nil
 	}
-	secure, _, err := t.tls.ServerHandshake(conn)
+	secure, auth, err := t.tls.ServerHandshake(conn)
 	if err != nil {
+		t.refused.Add(1)
 		return nil, nil, err
 	}
 	info.SecurityLevel = credentials.PrivacyAndIntegrity
+	if shown, ok := auth.(credentials.TLSInfo); ok && t.identify != nil && len(shown.State.PeerCertificates) > 0 {
+		// The library has verified the chain of what is shown.
+		holder, err := t.identify(shown.State.PeerCertificates[0])
+		if err == nil && holder != (Holder{}) {
+			info.caller, err = t.accounts.certified(holder)
+		}
+		if info.denied = err; err != nil {
+			t.refused.Add(1)
+		}
+	}
 	return secure, info, nil
 }
 
@@ -107,6 +123,9 @@ func (a *Accounts) caller(ctx context.Context) (Caller, error) {
 	if !ok {
 		return Caller{}, fmt.Errorf("unknown transport: %w", paging.ErrDenied)
 	}
+	if info.denied != nil {
+		return Caller{}, info.denied
+	}
 	if a.open {
 		return info.caller, nil
 	}
@@ -126,10 +145,12 @@ func (a *Accounts) engine(ctx context.Context) (Caller, error) {
 	switch {
 	case c.Tenant == "" && c.Local:
 		return c, fmt.Errorf("uid %d belongs to no tenant: add it to a tenant's uids or send a token: %w", c.UID, paging.ErrDenied)
-	case c.Tenant == "":
-		return c, fmt.Errorf("a token is needed: %w", paging.ErrDenied)
+	case c.Node != "":
+		return c, fmt.Errorf("the certificate is that of node %s: pages of clients need one of a client, or a token: %w", c.Node, paging.ErrDenied)
 	case c.Role == RoleReadOnly:
-		return c, fmt.Errorf("the token's role is read-only: %w", paging.ErrDenied)
+		return c, fmt.Errorf("the caller's role is read-only: %w", paging.ErrDenied)
+	case c.Tenant == "":
+		return c, fmt.Errorf("a token or a client's certificate with a tenant is needed: %w", paging.ErrDenied)
 	}
 	return c, nil
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"time"
@@ -40,6 +41,9 @@ type Config struct {
 	Accounts *Accounts
 	TLS      *tls.Config   // of TCP listeners; nil: in the clear
 	Stats    stats.Handler // tracing; nil: none
+	// Identify says whom a client's certificate names, whose chain was verified. An
+	// error refuses its calls. nil: certificates name nobody.
+	Identify func(*x509.Certificate) (Holder, error)
 	// MaxCallsInFlight bounds the calls that run at once, attachment streams apart.
 	MaxCallsInFlight int
 	// MaxStreamsPerConn bounds the calls of one connection.
@@ -52,13 +56,15 @@ type Server struct {
 	health *health.Server
 	pages  *pagesService
 	calls  *calls
+	peers  *transport
 }
 
 // New makes a server. It touches memory only.
 func New(cfg Config) *Server {
 	c := newCalls(cfg.MaxCallsInFlight, cfg.Accounts.admin)
+	peers := newTransport(cfg.Accounts, cfg.TLS, cfg.Identify)
 	opts := []grpc.ServerOption{
-		grpc.Creds(newTransport(cfg.Accounts, cfg.TLS)),
+		grpc.Creds(peers),
 		grpc.KeepaliveParams(kvstatus.ServerKeepalive()),
 		grpc.KeepaliveEnforcementPolicy(kvstatus.ServerEnforcement()),
 		grpc.MaxConcurrentStreams(cfg.MaxStreamsPerConn),
@@ -74,7 +80,7 @@ func New(cfg Config) *Server {
 	if cfg.Stats != nil {
 		opts = append(opts, grpc.StatsHandler(cfg.Stats))
 	}
-	s := &Server{grpc: grpc.NewServer(opts...), health: health.NewServer(), calls: c}
+	s := &Server{grpc: grpc.NewServer(opts...), health: health.NewServer(), calls: c, peers: peers}
 	s.pages = newPagesService(cfg.Node, cfg.Accounts, c)
 	kvtierv1.RegisterPagesServiceServer(s.grpc, s.pages)
 	kvtierv1.RegisterAdminServiceServer(s.grpc, cfg.Admin)
@@ -125,11 +131,14 @@ type Metrics struct {
 	Calls    []CallMetrics
 	InFlight int    // calls running now
 	Refused  uint64 // calls refused because too many were running
+	// RefusedPeers counts TLS connections that were refused: no TLS, a certificate
+	// of another authority, of another cluster or expired.
+	RefusedPeers uint64
 }
 
 // Metrics reads the counters.
 func (s *Server) Metrics() Metrics {
-	return Metrics{Calls: s.calls.metrics(), InFlight: s.InFlight(), Refused: s.calls.refused.Load()}
+	return Metrics{Calls: s.calls.metrics(), InFlight: s.InFlight(), Refused: s.calls.refused.Load(), RefusedPeers: s.peers.refused.Load()}
 }
 
 // admin lets only operators reach the AdminService.
@@ -139,7 +148,7 @@ func (a *Accounts) admin(ctx context.Context) error {
 		return err
 	}
 	if !c.Admin {
-		return fmt.Errorf("the AdminService is for the owner of the socket, root, and tokens with the role operator or read-only: %w", paging.ErrDenied)
+		return fmt.Errorf("the AdminService is for the owner of the socket, root, and tokens or certificates with the role operator or read-only: %w", paging.ErrDenied)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 
 	"github.com/kvtier/kvtier/server/placement"
 )
@@ -17,18 +18,29 @@ import (
 // may be called from many goroutines.
 type TLS struct {
 	// Certificate is the node's own, for both directions (server and client
-	// authentication). One of its DNS names is NodeName of the node.
+	// authentication).
 	Certificate func() (*tls.Certificate, error)
 	// Roots sign the certificates of the cluster's nodes.
 	Roots func() (*x509.CertPool, error)
+	// IsNode says whether a certificate that Roots signed is of a node of this
+	// cluster: nil if so. A certificate with a DNS name of a node is then of that
+	// node only; one without is good for whichever node shows it. Without IsNode a
+	// certificate has to have the DNS name NodeName of its node.
+	IsNode func(*x509.Certificate) error
 }
 
-// NodeName is the DNS name by which a certificate names a node.
-func NodeName(id placement.NodeID) string { return id.String() + ".node.kvtier" }
+const nodeDomain = ".node.kvtier"
 
-// names reports whether a certificate names a node. Wildcards name nobody.
-func names(cert *x509.Certificate, id placement.NodeID) bool {
-	return slices.Contains(cert.DNSNames, NodeName(id))
+// NodeName is the DNS name by which a certificate names a node.
+func NodeName(id placement.NodeID) string { return id.String() + nodeDomain }
+
+// names reports whether a certificate is a node's. Wildcards name nobody.
+func (t *TLS) names(cert *x509.Certificate, id placement.NodeID) bool {
+	if slices.Contains(cert.DNSNames, NodeName(id)) {
+		return t.IsNode == nil || t.IsNode(cert) == nil
+	}
+	others := slices.ContainsFunc(cert.DNSNames, func(name string) bool { return strings.HasSuffix(name, nodeDomain) })
+	return !others && t.IsNode != nil && t.IsNode(cert) == nil
 }
 
 // config is the part of both directions. Sessions are not resumed: a resumed
@@ -58,7 +70,7 @@ func (t *TLS) accept(ctx context.Context, c net.Conn) (net.Conn, func(placement.
 		return nil, nil, err
 	}
 	leaf := s.ConnectionState().PeerCertificates[0]
-	return s, func(id placement.NodeID) bool { return names(leaf, id) }, nil
+	return s, func(id placement.NodeID) bool { return t.names(leaf, id) }, nil
 }
 
 // errNotNamed: the certificate is good, but another node's.
@@ -70,13 +82,29 @@ func (t *TLS) dial(ctx context.Context, c net.Conn, to placement.NodeID) (net.Co
 	if err != nil {
 		return nil, err
 	}
-	conf.RootCAs, conf.ServerName = roots, NodeName(to)
+	// The library can check the chain only together with a host name. A node is
+	// recognised by its identity, whatever address it has, so both are checked here.
+	conf.InsecureSkipVerify = true
+	conf.VerifyConnection = func(state tls.ConnectionState) error { return t.verify(state.PeerCertificates, roots, to) }
 	s := tls.Client(c, conf)
 	if err := s.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
-	if !names(s.ConnectionState().PeerCertificates[0], to) {
-		return nil, errNotNamed
-	}
 	return s, nil
+}
+
+// verify checks what a node that was dialed shows, before anything is sent to it.
+func (t *TLS) verify(chain []*x509.Certificate, roots *x509.CertPool, node placement.NodeID) error {
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	if err != nil {
+		return err
+	}
+	if !t.names(chain[0], node) {
+		return errNotNamed
+	}
+	return nil
 }
