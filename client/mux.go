@@ -45,11 +45,16 @@ type mux struct {
 	outbox  outbox
 }
 
+// maxAbandoned bounds the attempts that the node is yet to be told of: as many
+// as it lets one attachment have. Beyond it the link ends, and they with it.
+const maxAbandoned = 1024
+
 // outbox is what the client tells without waiting for an answer. It is bounded
-// by the leases that are held.
+// by the leases that are held, and by maxAbandoned.
 type outbox struct {
 	releases []uint64
 	tokens   [][]byte
+	attempts [][]byte
 	revoked  []uint64
 	renewals []renewal
 	pings    int // 0 or 1
@@ -62,7 +67,7 @@ type renewal struct {
 }
 
 func (o *outbox) empty() bool {
-	return len(o.releases) == 0 && len(o.tokens) == 0 && len(o.revoked) == 0 && len(o.renewals) == 0 && o.pings == 0
+	return len(o.releases) == 0 && len(o.tokens) == 0 && len(o.attempts) == 0 && len(o.revoked) == 0 && len(o.renewals) == 0 && o.pings == 0
 }
 
 // call waits for the answer to one request.
@@ -234,6 +239,12 @@ func (m *mux) sendBatch(b *outbox) error {
 	if len(b.revoked) > 0 {
 		rev := &kvtierv1.Revoked{LeaseIds: b.revoked}
 		if err := m.stream.Send(&kvtierv1.AttachRequest{Message: &kvtierv1.AttachRequest_Revoked{Revoked: rev}}); err != nil {
+			return err
+		}
+	}
+	for _, token := range b.attempts {
+		abort := &kvtierv1.AbortRequest{Attempt: token}
+		if err := m.stream.Send(&kvtierv1.AttachRequest{Message: &kvtierv1.AttachRequest_Abort{Abort: abort}}); err != nil {
 			return err
 		}
 	}

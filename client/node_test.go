@@ -42,6 +42,7 @@ type testNode struct {
 	mangle       func(*kvtierv1.FetchResponse) // spoils answers
 	holdExtents  chan struct{}                 // extents are handed over once it is closed; nil: at once
 	refuse       error                         // the answer to hello
+	deaf         atomic.Bool                   // reserves grant, but are never answered
 	mute         atomic.Bool                   // fetches are not answered, everything else is
 	frozen       gate
 
@@ -393,6 +394,8 @@ func (a *testAttachment) serve(m *kvtierv1.AttachRequest) error {
 		out.Message = &kvtierv1.AttachResponse_Release{Release: a.release(msg.Release)}
 	case *kvtierv1.AttachRequest_Renew:
 		out.Message = &kvtierv1.AttachResponse_Renew{Renew: a.renew(msg.Renew)}
+	case *kvtierv1.AttachRequest_Abort:
+		a.abort(msg.Abort.GetAttempt())
 	case *kvtierv1.AttachRequest_Revoked:
 		a.node.mu.Lock()
 		a.node.revoked = append(a.node.revoked, msg.Revoked.GetLeaseIds()...)

@@ -2,7 +2,6 @@ package client_test
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -200,10 +199,13 @@ func (n *testNode) chooseLocked(ns paging.NamespaceID, layout *paging.Layout, pa
 	return resp, keys
 }
 
-func (n *testNode) Reserve(_ context.Context, r *kvtierv1.ReserveRequest) (*kvtierv1.ReserveResponse, error) {
+func (n *testNode) Reserve(ctx context.Context, r *kvtierv1.ReserveRequest) (*kvtierv1.ReserveResponse, error) {
 	a, err := n.attachment(r.GetAttachment())
 	if err != nil {
 		return nil, err
+	}
+	if n.deaf.Load() { // the answer is ready, but will not arrive
+		defer func() { <-ctx.Done() }()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -238,8 +240,7 @@ func (n *testNode) Reserve(_ context.Context, r *kvtierv1.ReserveRequest) (*kvti
 		resp.Slots = at.grant(a, layout, parts, pages, testKey{ns: ns, name: name}, resp.Slots)
 	}
 	if len(at.open) > 0 {
-		token := make([]byte, 16)
-		rand.Read(token)
+		token := r.GetAttempt()
 		resp.Attempt = token
 		a.attempts[string(token)] = at
 	}
@@ -333,9 +334,14 @@ func (n *testNode) Abort(_ context.Context, r *kvtierv1.AbortRequest) (*kvtierv1
 	if err != nil {
 		return nil, err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if at := a.attempts[string(r.GetAttempt())]; at != nil {
+	a.abort(r.GetAttempt())
+	return &kvtierv1.AbortResponse{}, nil
+}
+
+func (a *testAttachment) abort(token []byte) {
+	a.node.mu.Lock()
+	defer a.node.mu.Unlock()
+	if at := a.attempts[string(token)]; at != nil {
 		for row, open := range at.open {
 			for _, s := range at.slots[row] {
 				if open {
@@ -343,9 +349,8 @@ func (n *testNode) Abort(_ context.Context, r *kvtierv1.AbortRequest) (*kvtierv1
 				}
 			}
 		}
-		delete(a.attempts, string(r.GetAttempt()))
+		delete(a.attempts, string(token))
 	}
-	return &kvtierv1.AbortResponse{}, nil
 }
 
 // Prefetch reports every block ready in two events, the first of which may come

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"fmt"
 	"sync"
@@ -92,12 +93,19 @@ func (c *Client) Reserve(ctx context.Context, r ReserveRequest) (*Attempt, error
 	req := &kvtierv1.ReserveRequest{
 		Attachment: l.id, NamespaceId: r.Namespace[:], BlockNames: packed, FirstBlock: uint32(r.First),
 		Parts: uint64(r.Parts), Ttl: span(r.TTL), Timeout: span(r.Timeout),
+		Attempt: make([]byte, kvstatus.AttachmentBytes),
 	}
+	_, _ = rand.Read(req.Attempt) // never fails
 	var resp *kvtierv1.ReserveResponse
+	lost := false
 	err = l.unary(ctx, "reserve", budget, func(ctx context.Context) (err error) {
 		resp, err = l.pages.Reserve(ctx, req)
+		lost = !answered(err)
 		return err
 	})
+	if err != nil && lost {
+		l.abandonAttempt(req.GetAttempt())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -341,6 +349,22 @@ func (a *Attempt) tellAbort() {
 	if len(a.token) == kvstatus.AttachmentBytes {
 		_ = a.abort(a.link.ctx) // the attempt's deadline ends it otherwise
 	}
+}
+
+// abandonAttempt ends an attempt that the node may have granted although the
+// call that asked for it failed. It follows the call on its connection, so that
+// the node has seen that the call is over before it sees this.
+func (l *link) abandonAttempt(token []byte) {
+	full := false
+	l.mux.post(func(o *outbox) {
+		if full = len(o.attempts) >= maxAbandoned; !full {
+			o.attempts = append(o.attempts, token)
+		}
+	})
+	if full {
+		l.fail(fmt.Errorf("%d given up Reserve calls that the node cannot be told of: %w", maxAbandoned, paging.ErrUnavailable))
+	}
+	l.stagingFreed()
 }
 
 // orphan is called when the attachment ends: what is being filled stays mapped

@@ -240,3 +240,55 @@ func TestBlockTwiceInOneWrite(t *testing.T) {
 		}
 	}
 }
+
+// A grant whose answer does not come in time is nobody's: the node is told, and
+// its staging is there for the next.
+func TestReserveThatIsGivenUp(t *testing.T) {
+	n := startTestNode(t)
+	c := open(t, patient(n))
+	ns := register(t, c)
+	names := chain(1, 32) // all of staging
+	n.deaf.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := c.Reserve(ctx, client.ReserveRequest{Namespace: ns, Names: names}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("reserve without an answer: %v", err)
+	}
+	n.deaf.Store(false)
+	eventually(t, "staging", func() bool {
+		a, err := c.Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: names})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Abort(t.Context())
+		return a.Rows() == len(names)
+	})
+}
+
+// The same of a real node, whose caller gives up at any instant: in the end no
+// attempt is open.
+func TestDaemonReserveGivenUpAtAnyInstant(t *testing.T) {
+	n := startDaemon(t, nil)
+	c := open(t, daemonFaces(n)[false])
+	ns := register(t, c)
+	names := chain(1, 30)
+	held := 0
+	for i := range 400 {
+		ctx, cancel := context.WithCancel(t.Context())
+		stop := time.AfterFunc(time.Duration(i)*2*time.Microsecond, cancel)
+		a, err := c.Reserve(ctx, client.ReserveRequest{Namespace: ns, Names: names})
+		stop.Stop()
+		cancel()
+		if err == nil {
+			held += a.Rows()
+			err = a.Abort(t.Context())
+		}
+		if err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if held == 0 {
+		t.Error("no reserve was answered in time")
+	}
+	eventually(t, "no attempt left", func() bool { return n.Metrics().Attempts == 0 })
+}

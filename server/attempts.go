@@ -120,7 +120,7 @@ func (a *attachment) Reserve(ctx context.Context, r *rpc.ReserveRequest, res *rp
 	res.Parts, res.InFlight = parts, retry
 	if ta != nil {
 		t.tier = ta
-		if res.Attempt, err = a.openAttempt(layout, t, outcomes); err != nil {
+		if res.Attempt, err = a.openAttempt(layout, t, r.Attempt, outcomes); err != nil {
 			ta.Abort()
 			return err
 		}
@@ -151,13 +151,19 @@ func (a *attachment) mayReserve(l *paging.Layout, parts paging.PartSet) (int, er
 
 // openAttempt finds staging for the granted rows and makes the attempt known. A
 // row without staging, and the granted ones after it, are given back. The token
-// is nil if none is left.
-func (a *attachment) openAttempt(l *paging.Layout, t *attempt, outcomes []tier.Outcome) (*rpc.ID, error) {
+// is chosen, or random without; nil if no row is left.
+func (a *attachment) openAttempt(l *paging.Layout, t *attempt, chosen *rpc.ID, outcomes []tier.Outcome) (*rpc.ID, error) {
 	token := randomID()
+	if chosen != nil {
+		token = *chosen
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.state != attached || a.err != nil {
 		return nil, errDetached
+	}
+	if _, open := a.attempts[token]; open {
+		return nil, fmt.Errorf("attempt %s is open already: choose another token: %w", shortID(token), paging.ErrInvalid)
 	}
 	full := false
 	for i, o := range outcomes {

@@ -266,3 +266,48 @@ func TestReserveNamesWhyNot(t *testing.T) {
 		t.Errorf("after the last row: %v (%v), want the attempt over", err, status.Code(err))
 	}
 }
+
+// A client that lost the answer to Reserve ends the attempt by the token it
+// chose, on the stream, with an answer or one-way.
+func TestAbortOnTheStream(t *testing.T) {
+	n := startNode(t, servertest.Config(t))
+	e := n.raw(t, "", &kvtierv1.Hello{})
+	ns := e.register(4096, 1)
+	token := []byte("0123456789abcdef")
+	reserve := func(token []byte) (*kvtierv1.ReserveResponse, error) {
+		return e.pages.Reserve(e.ctx, &kvtierv1.ReserveRequest{
+			Attachment: e.id, NamespaceId: ns, BlockNames: packNames(blockNames(0, 4)), Attempt: token,
+		})
+	}
+	for request := range uint64(2) {
+		if r, err := reserve(token); err != nil || !bytes.Equal(r.GetAttempt(), token) {
+			t.Fatalf("reserve with a token of the client: %x, %v", r.GetAttempt(), err)
+		}
+		other, err := e.pages.Reserve(e.ctx, &kvtierv1.ReserveRequest{
+			Attachment: e.id, NamespaceId: ns, BlockNames: packNames(blockNames(9, 1)), Attempt: token,
+		})
+		if !errors.Is(kvstatus.Err(err), paging.ErrInvalid) {
+			t.Errorf("a second attempt of one token: %v, %v", other, err)
+		}
+		abort := &kvtierv1.AttachRequest{RequestId: request * 7, Message: &kvtierv1.AttachRequest_Abort{Abort: &kvtierv1.AbortRequest{Attempt: token}}}
+		if err := e.stream.Send(abort); err != nil {
+			t.Fatal(err)
+		}
+		for request > 0 {
+			m, err := e.stream.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.GetRequestId() == 7 && m.GetAbort() != nil {
+				break
+			}
+		}
+		eventually(t, "no attempt", func() bool { return n.Metrics().Attempts == 0 })
+	}
+	if _, err := reserve(token[:15]); !errors.Is(kvstatus.Err(err), paging.ErrInvalid) {
+		t.Errorf("a token of 15 bytes: %v", err)
+	}
+	if got := e.put(ns, blockNames(0, 4)); !bytes.Equal(got, bytes.Repeat([]byte{committed}, 4)) {
+		t.Errorf("the blocks afterwards: %v", got)
+	}
+}

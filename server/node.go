@@ -144,8 +144,8 @@ func (n *node) Keep(ctx context.Context, c rpc.Caller, r *rpc.KeepRequest) ([]by
 // arenas are those whose slots this node hands out.
 func (n *node) arenas() []rpc.Arena {
 	return []rpc.Arena{
-		{ID: ramArena, Tier: uint8(tier.RAM), Device: "host"},
-		{ID: stagingArena, Tier: uint8(tier.None), Device: "host"},
+		{ID: ramArena, Tier: uint8(tier.RAM), Device: "host", SlotAlign: paging.UnitBytes},
+		{ID: stagingArena, Tier: uint8(tier.None), Device: "host", SlotAlign: paging.UnitBytes},
 	}
 }
 

@@ -236,6 +236,8 @@ func (s *attachStream) serve(m *kvtierv1.AttachRequest) error {
 	case *kvtierv1.AttachRequest_Revoked:
 		s.att.Revoked(msg.Revoked.GetLeaseIds())
 		return nil
+	case *kvtierv1.AttachRequest_Abort:
+		return s.serveAbort(m.GetRequestId(), msg.Abort)
 	case *kvtierv1.AttachRequest_Hello:
 		return invalid("a second hello on one attachment stream")
 	}
@@ -349,6 +351,22 @@ func (s *attachStream) serveRelease(request uint64, m *kvtierv1.ReleaseRequest) 
 	err = s.send(&a.response)
 	timed.end(err)
 	return err
+}
+
+func (s *attachStream) serveAbort(request uint64, m *kvtierv1.AbortRequest) error {
+	attempt, err := id("attempt", m.GetAttempt())
+	if err == nil {
+		err = s.att.Abort(attempt)
+	}
+	switch {
+	case err != nil:
+		return s.fail(request, err)
+	case request == 0:
+		return nil
+	}
+	return s.send(&kvtierv1.AttachResponse{
+		RequestId: request, Message: &kvtierv1.AttachResponse_Abort{Abort: &kvtierv1.AbortResponse{}},
+	})
 }
 
 func (s *attachStream) serveRenew(request uint64, m *kvtierv1.RenewRequest) error {

@@ -140,9 +140,10 @@ type Welcome struct {
 
 // Arena is memory that slots lie in.
 type Arena struct {
-	ID     uint32
-	Tier   uint8 // as on the wire
-	Device string
+	ID        uint32
+	Tier      uint8 // as on the wire
+	Device    string
+	SlotAlign uint32 // bytes
 }
 
 // Extent is one mappable piece of an arena.
@@ -243,6 +244,7 @@ type ReserveRequest struct {
 	Parts     paging.PartSet // 0: the parts of the attachment's ranks
 	TTL       time.Duration
 	Timeout   time.Duration
+	Attempt   *ID // token that the client chose; nil: the node does
 }
 
 // ReserveResult grants a leading part of it.

@@ -206,6 +206,9 @@ func (p *pagesService) Reserve(ctx context.Context, m *kvtierv1.ReserveRequest) 
 	if r.Timeout, err = duration("timeout", m.GetTimeout(), kvstatus.DefaultReserveTime, maxFetchTime); err != nil {
 		return nil, err
 	}
+	if r.Attempt, err = optionalID("attempt", m.GetAttempt()); err != nil {
+		return nil, err
+	}
 	if r.Names, err = appendNames(s.names[:0], m.GetBlockNames()); err != nil {
 		return nil, err
 	}
@@ -216,7 +219,9 @@ func (p *pagesService) Reserve(ctx context.Context, m *kvtierv1.ReserveRequest) 
 	if err := att.Reserve(bounded, &r, &res); err != nil {
 		return nil, err
 	}
-	if err := expired(ctx); err != nil { // nobody learns of the attempt, so nobody would end it
+	// Nobody learns of an attempt whose caller gave up before now. Who gives up
+	// after it aborts by the token it chose.
+	if err := expired(ctx); err != nil {
 		if res.Attempt != nil {
 			err = errors.Join(err, att.Abort(*res.Attempt))
 		}

@@ -318,6 +318,7 @@ type AttachRequest struct {
 	//	*AttachRequest_Release
 	//	*AttachRequest_Renew
 	//	*AttachRequest_Revoked
+	//	*AttachRequest_Abort
 	Message       isAttachRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -421,6 +422,15 @@ func (x *AttachRequest) GetRevoked() *Revoked {
 	return nil
 }
 
+func (x *AttachRequest) GetAbort() *AbortRequest {
+	if x != nil {
+		if x, ok := x.Message.(*AttachRequest_Abort); ok {
+			return x.Abort
+		}
+	}
+	return nil
+}
+
 type isAttachRequest_Message interface {
 	isAttachRequest_Message()
 }
@@ -455,6 +465,13 @@ type AttachRequest_Revoked struct {
 	Revoked *Revoked `protobuf:"bytes,7,opt,name=revoked,proto3,oneof"`
 }
 
+type AttachRequest_Abort struct {
+	// As the unary call, for an attempt of this attachment, whose id is not
+	// repeated. With request_id 0 it is one-way, which suits an attempt whose
+	// Reserve was given up: sent after the call was, it cannot overtake it.
+	Abort *AbortRequest `protobuf:"bytes,8,opt,name=abort,proto3,oneof"`
+}
+
 func (*AttachRequest_Hello) isAttachRequest_Message() {}
 
 func (*AttachRequest_Fetch) isAttachRequest_Message() {}
@@ -466,6 +483,8 @@ func (*AttachRequest_Release) isAttachRequest_Message() {}
 func (*AttachRequest_Renew) isAttachRequest_Message() {}
 
 func (*AttachRequest_Revoked) isAttachRequest_Message() {}
+
+func (*AttachRequest_Abort) isAttachRequest_Message() {}
 
 // Hello says who attaches.
 type Hello struct {
@@ -596,6 +615,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Revocation
 	//	*AttachResponse_Prefetch
 	//	*AttachResponse_Stopping
+	//	*AttachResponse_Abort
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -735,6 +755,15 @@ func (x *AttachResponse) GetStopping() *Stopping {
 	return nil
 }
 
+func (x *AttachResponse) GetAbort() *AbortResponse {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_Abort); ok {
+			return x.Abort
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -789,6 +818,11 @@ type AttachResponse_Stopping struct {
 	Stopping *Stopping `protobuf:"bytes,11,opt,name=stopping,proto3,oneof"`
 }
 
+type AttachResponse_Abort struct {
+	// Answer to abort.
+	Abort *AbortResponse `protobuf:"bytes,12,opt,name=abort,proto3,oneof"`
+}
+
 func (*AttachResponse_Welcome) isAttachResponse_Message() {}
 
 func (*AttachResponse_Fetch) isAttachResponse_Message() {}
@@ -808,6 +842,8 @@ func (*AttachResponse_Revocation) isAttachResponse_Message() {}
 func (*AttachResponse_Prefetch) isAttachResponse_Message() {}
 
 func (*AttachResponse_Stopping) isAttachResponse_Message() {}
+
+func (*AttachResponse_Abort) isAttachResponse_Message() {}
 
 // Welcome is the answer to hello.
 type Welcome struct {
@@ -945,9 +981,12 @@ type Arena struct {
 	// Tier that it holds.
 	Tier Tier `protobuf:"varint,2,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
 	// Kind of device: "host" today.
-	Device        string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// Bytes that slots are laid out by: a slot begins at a multiple of it in its
+	// extent and takes up the page rounded up to it. 0: not known.
+	SlotAlignBytes uint32 `protobuf:"varint,4,opt,name=slot_align_bytes,json=slotAlignBytes,proto3" json:"slot_align_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Arena) Reset() {
@@ -999,6 +1038,13 @@ func (x *Arena) GetDevice() string {
 		return x.Device
 	}
 	return ""
+}
+
+func (x *Arena) GetSlotAlignBytes() uint32 {
+	if x != nil {
+		return x.SlotAlignBytes
+	}
+	return 0
 }
 
 // ExtentsAdded names extents that the client can map now.
@@ -2229,7 +2275,11 @@ type ReserveRequest struct {
 	// Time until the attempt can no longer be committed. 0: 60 s. At most 10 min.
 	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Time that the node may take to make room. 0: 1 s.
-	Timeout       *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Attempt token that the client chose at random, 16 bytes, not of an attempt
+	// that is open. A client that gives up the call, or loses its answer, can end
+	// what was granted by this name. Empty: the node chooses.
+	Attempt       []byte `protobuf:"bytes,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2309,6 +2359,13 @@ func (x *ReserveRequest) GetTtl() *durationpb.Duration {
 func (x *ReserveRequest) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetAttempt() []byte {
+	if x != nil {
+		return x.Attempt
 	}
 	return nil
 }
@@ -4012,7 +4069,7 @@ var File_kvtier_v1_pages_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvtier/v1/types.proto\"\xdd\x02\n" +
+	"\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvtier/v1/types.proto\"\x8e\x03\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12(\n" +
@@ -4021,7 +4078,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05adopt\x18\x04 \x01(\v2\x17.kvtier.v1.AdoptRequestH\x00R\x05adopt\x125\n" +
 	"\arelease\x18\x05 \x01(\v2\x19.kvtier.v1.ReleaseRequestH\x00R\arelease\x12/\n" +
 	"\x05renew\x18\x06 \x01(\v2\x17.kvtier.v1.RenewRequestH\x00R\x05renew\x12.\n" +
-	"\arevoked\x18\a \x01(\v2\x12.kvtier.v1.RevokedH\x00R\arevokedB\t\n" +
+	"\arevoked\x18\a \x01(\v2\x12.kvtier.v1.RevokedH\x00R\arevoked\x12/\n" +
+	"\x05abort\x18\b \x01(\v2\x17.kvtier.v1.AbortRequestH\x00R\x05abortB\t\n" +
 	"\amessage\"\x9b\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x16\n" +
@@ -4031,7 +4089,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\fgroup_secret\x18\x05 \x01(\fR\vgroupSecret\x12#\n" +
 	"\rstaging_bytes\x18\x06 \x01(\x04R\fstagingBytes\x12/\n" +
 	"\x13previous_attachment\x18\a \x01(\fR\x12previousAttachment\x12\x14\n" +
-	"\x05ranks\x18\b \x03(\rR\x05ranks\"\xcf\x04\n" +
+	"\x05ranks\x18\b \x03(\rR\x05ranks\"\x81\x05\n" +
 	"\x0eAttachResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12.\n" +
@@ -4047,7 +4105,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"revocation\x129\n" +
 	"\bprefetch\x18\n" +
 	" \x01(\v2\x1b.kvtier.v1.PrefetchProgressH\x00R\bprefetch\x121\n" +
-	"\bstopping\x18\v \x01(\v2\x13.kvtier.v1.StoppingH\x00R\bstoppingB\t\n" +
+	"\bstopping\x18\v \x01(\v2\x13.kvtier.v1.StoppingH\x00R\bstopping\x120\n" +
+	"\x05abort\x18\f \x01(\v2\x18.kvtier.v1.AbortResponseH\x00R\x05abortB\t\n" +
 	"\amessage\"\xf7\x02\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
@@ -4062,11 +4121,12 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x0estaging_extent\x18\b \x01(\rR\rstagingExtent\x12#\n" +
 	"\rstaging_bytes\x18\t \x01(\x04R\fstagingBytes\x126\n" +
 	"\tlease_ttl\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"T\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"~\n" +
 	"\x05Arena\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12#\n" +
 	"\x04tier\x18\x02 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
-	"\x06device\x18\x03 \x01(\tR\x06device\";\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x12(\n" +
+	"\x10slot_align_bytes\x18\x04 \x01(\rR\x0eslotAlignBytes\";\n" +
 	"\fExtentsAdded\x12+\n" +
 	"\aextents\x18\x01 \x03(\v2\x11.kvtier.v1.ExtentR\aextents\"D\n" +
 	"\x06Extent\x12\x0e\n" +
@@ -4165,7 +4225,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\tlease_ids\x18\x02 \x03(\x04R\bleaseIds\x126\n" +
 	"\tlease_ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\")\n" +
 	"\rRenewResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x03(\x04R\aunknown\"\x8d\x02\n" +
+	"\aunknown\x18\x01 \x03(\x04R\aunknown\"\xa7\x02\n" +
 	"\x0eReserveRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4177,7 +4237,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"firstBlock\x12\x14\n" +
 	"\x05parts\x18\x05 \x01(\x04R\x05parts\x12+\n" +
 	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x123\n" +
-	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xb2\x01\n" +
+	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x18\n" +
+	"\aattempt\x18\b \x01(\fR\aattempt\"\xb2\x01\n" +
 	"\x0fReserveResponse\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\fR\aattempt\x12\x1a\n" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\x12\x14\n" +
@@ -4435,91 +4496,93 @@ var file_kvtier_v1_pages_proto_depIdxs = []int32{
 	23, // 3: kvtier.v1.AttachRequest.release:type_name -> kvtier.v1.ReleaseRequest
 	25, // 4: kvtier.v1.AttachRequest.renew:type_name -> kvtier.v1.RenewRequest
 	12, // 5: kvtier.v1.AttachRequest.revoked:type_name -> kvtier.v1.Revoked
-	7,  // 6: kvtier.v1.AttachResponse.welcome:type_name -> kvtier.v1.Welcome
-	19, // 7: kvtier.v1.AttachResponse.fetch:type_name -> kvtier.v1.FetchResponse
-	22, // 8: kvtier.v1.AttachResponse.adopt:type_name -> kvtier.v1.AdoptResponse
-	24, // 9: kvtier.v1.AttachResponse.release:type_name -> kvtier.v1.ReleaseResponse
-	26, // 10: kvtier.v1.AttachResponse.renew:type_name -> kvtier.v1.RenewResponse
-	54, // 11: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
-	9,  // 12: kvtier.v1.AttachResponse.extents_added:type_name -> kvtier.v1.ExtentsAdded
-	11, // 13: kvtier.v1.AttachResponse.revocation:type_name -> kvtier.v1.Revocation
-	35, // 14: kvtier.v1.AttachResponse.prefetch:type_name -> kvtier.v1.PrefetchProgress
-	13, // 15: kvtier.v1.AttachResponse.stopping:type_name -> kvtier.v1.Stopping
-	8,  // 16: kvtier.v1.Welcome.arenas:type_name -> kvtier.v1.Arena
-	55, // 17: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
-	56, // 18: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
-	10, // 19: kvtier.v1.ExtentsAdded.extents:type_name -> kvtier.v1.Extent
-	0,  // 20: kvtier.v1.Revocation.reason:type_name -> kvtier.v1.RevocationReason
-	55, // 21: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
-	57, // 22: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
-	1,  // 23: kvtier.v1.FetchRequest.mode:type_name -> kvtier.v1.FetchMode
-	56, // 24: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
-	55, // 25: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
-	55, // 26: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
-	20, // 27: kvtier.v1.FetchResponse.shortfalls:type_name -> kvtier.v1.Shortfall
-	55, // 28: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
-	58, // 29: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
-	55, // 30: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
-	55, // 31: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
-	55, // 32: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	55, // 33: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
-	55, // 34: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
-	38, // 35: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
-	56, // 36: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
-	55, // 37: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
-	58, // 38: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
-	55, // 39: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
-	38, // 40: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
-	56, // 41: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
-	55, // 42: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
-	1,  // 43: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
-	49, // 44: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
-	50, // 45: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
-	20, // 46: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
-	52, // 47: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
-	50, // 48: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
-	38, // 49: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
-	4,  // 50: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
-	14, // 51: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
-	16, // 52: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
-	18, // 53: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
-	21, // 54: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
-	23, // 55: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
-	25, // 56: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
-	27, // 57: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
-	29, // 58: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
-	31, // 59: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
-	33, // 60: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	36, // 61: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
-	39, // 62: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
-	41, // 63: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
-	43, // 64: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
-	45, // 65: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
-	47, // 66: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
-	51, // 67: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
-	6,  // 68: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
-	15, // 69: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
-	17, // 70: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
-	19, // 71: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
-	22, // 72: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
-	24, // 73: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
-	26, // 74: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
-	28, // 75: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
-	30, // 76: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
-	32, // 77: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
-	34, // 78: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	37, // 79: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
-	40, // 80: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
-	42, // 81: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
-	44, // 82: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
-	46, // 83: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
-	48, // 84: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
-	53, // 85: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
-	68, // [68:86] is the sub-list for method output_type
-	50, // [50:68] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	31, // 6: kvtier.v1.AttachRequest.abort:type_name -> kvtier.v1.AbortRequest
+	7,  // 7: kvtier.v1.AttachResponse.welcome:type_name -> kvtier.v1.Welcome
+	19, // 8: kvtier.v1.AttachResponse.fetch:type_name -> kvtier.v1.FetchResponse
+	22, // 9: kvtier.v1.AttachResponse.adopt:type_name -> kvtier.v1.AdoptResponse
+	24, // 10: kvtier.v1.AttachResponse.release:type_name -> kvtier.v1.ReleaseResponse
+	26, // 11: kvtier.v1.AttachResponse.renew:type_name -> kvtier.v1.RenewResponse
+	54, // 12: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
+	9,  // 13: kvtier.v1.AttachResponse.extents_added:type_name -> kvtier.v1.ExtentsAdded
+	11, // 14: kvtier.v1.AttachResponse.revocation:type_name -> kvtier.v1.Revocation
+	35, // 15: kvtier.v1.AttachResponse.prefetch:type_name -> kvtier.v1.PrefetchProgress
+	13, // 16: kvtier.v1.AttachResponse.stopping:type_name -> kvtier.v1.Stopping
+	32, // 17: kvtier.v1.AttachResponse.abort:type_name -> kvtier.v1.AbortResponse
+	8,  // 18: kvtier.v1.Welcome.arenas:type_name -> kvtier.v1.Arena
+	55, // 19: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
+	56, // 20: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
+	10, // 21: kvtier.v1.ExtentsAdded.extents:type_name -> kvtier.v1.Extent
+	0,  // 22: kvtier.v1.Revocation.reason:type_name -> kvtier.v1.RevocationReason
+	55, // 23: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
+	57, // 24: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
+	1,  // 25: kvtier.v1.FetchRequest.mode:type_name -> kvtier.v1.FetchMode
+	56, // 26: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
+	55, // 27: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
+	55, // 28: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
+	20, // 29: kvtier.v1.FetchResponse.shortfalls:type_name -> kvtier.v1.Shortfall
+	55, // 30: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
+	58, // 31: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
+	55, // 32: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
+	55, // 33: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
+	55, // 34: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	55, // 35: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
+	55, // 36: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
+	38, // 37: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
+	56, // 38: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
+	55, // 39: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
+	58, // 40: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
+	55, // 41: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
+	38, // 42: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
+	56, // 43: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
+	55, // 44: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
+	1,  // 45: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
+	49, // 46: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
+	50, // 47: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
+	20, // 48: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
+	52, // 49: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
+	50, // 50: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
+	38, // 51: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
+	4,  // 52: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
+	14, // 53: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
+	16, // 54: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
+	18, // 55: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
+	21, // 56: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
+	23, // 57: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
+	25, // 58: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
+	27, // 59: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
+	29, // 60: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
+	31, // 61: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
+	33, // 62: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	36, // 63: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
+	39, // 64: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
+	41, // 65: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
+	43, // 66: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
+	45, // 67: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
+	47, // 68: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
+	51, // 69: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
+	6,  // 70: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
+	15, // 71: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
+	17, // 72: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
+	19, // 73: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
+	22, // 74: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
+	24, // 75: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
+	26, // 76: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
+	28, // 77: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
+	30, // 78: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
+	32, // 79: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
+	34, // 80: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	37, // 81: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
+	40, // 82: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
+	42, // 83: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
+	44, // 84: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
+	46, // 85: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
+	48, // 86: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
+	53, // 87: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
+	70, // [70:88] is the sub-list for method output_type
+	52, // [52:70] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_pages_proto_init() }
@@ -4535,6 +4598,7 @@ func file_kvtier_v1_pages_proto_init() {
 		(*AttachRequest_Release)(nil),
 		(*AttachRequest_Renew)(nil),
 		(*AttachRequest_Revoked)(nil),
+		(*AttachRequest_Abort)(nil),
 	}
 	file_kvtier_v1_pages_proto_msgTypes[2].OneofWrappers = []any{
 		(*AttachResponse_Welcome)(nil),
@@ -4547,6 +4611,7 @@ func file_kvtier_v1_pages_proto_init() {
 		(*AttachResponse_Revocation)(nil),
 		(*AttachResponse_Prefetch)(nil),
 		(*AttachResponse_Stopping)(nil),
+		(*AttachResponse_Abort)(nil),
 	}
 	file_kvtier_v1_pages_proto_msgTypes[44].OneofWrappers = []any{
 		(*ReadPagesResponse_Header)(nil),
