@@ -248,3 +248,21 @@ func Unsettled(err error) <-chan struct{} {
 	}
 	return nil
 }
+
+// Device is an arena in the memory of a device, which engines map or read by its
+// address. Bytes of a slot is nil where the CPU cannot reach it; Slot and
+// generations are as for RAM. Whenever a page comes into the device or leaves it,
+// its checksum is computed there and compared.
+type Device interface {
+	Arena
+
+	// Fill copies page i from src[i] to the slot refs[i], of Alloc, and sets
+	// errs[i] to what became of it: nil, paging.ErrCorrupt (the bytes in the slot
+	// do not have the sum), paging.ErrUnavailable (the device does not answer),
+	// paging.ErrClosed. It returns when the device has let go of src, or Unsettled
+	// of an error says when it will have.
+	Fill(pages []Page, src [][]byte, refs []Ref, errs []error)
+
+	// LoadAll is Load of many pages at once, with an error for each.
+	LoadAll(pages []Page, refs []Ref, dst [][]byte, errs []error)
+}

@@ -19,8 +19,11 @@ type Kind uint32
 
 // Kinds of memory.
 const (
-	KindRAM     Kind = 1 // an extent with a generation table; read-only
-	KindStaging Kind = 2 // staging; written by the receiver
+	KindRAM       Kind = 1 // an extent with a generation table; read-only
+	KindStaging   Kind = 2 // staging; written by the receiver
+	KindPool      Kind = 3 // an extent of a device pool, all of it slots; read-only
+	KindPoolTable Kind = 4 // the generation table of the pool extent of the same number; read-only
+	KindWorking   Kind = 5 // working pages on a device; written by the receiver
 )
 
 // Extent is a piece of memory that is handed off.
@@ -124,7 +127,7 @@ func (f *frame) decodeExtents(p []byte) error {
 	for i := range f.extents {
 		e := Extent{ID: paging.ExtentID(le.Uint32(p)), Kind: Kind(le.Uint32(p[4:])), FD: -1}
 		bytes := le.Uint64(p[8:])
-		if e.Kind != KindRAM && e.Kind != KindStaging {
+		if e.Kind < KindRAM || e.Kind > KindWorking {
 			return fmt.Errorf("%w: extent %d has kind %d", paging.ErrIncompatible, e.ID, e.Kind)
 		}
 		if e.ID == 0 || bytes == 0 || bytes > maxExtent || bytes%paging.UnitBytes != 0 {

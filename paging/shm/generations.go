@@ -23,6 +23,12 @@ func Of(m []byte) Generations {
 	return Generations{unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(m))), len(m)/paging.UnitBytes)}
 }
 
+// TableOf is the table that fills the mapped memory m, of an extent that lies
+// elsewhere. It is not to be used after m was unmapped.
+func TableOf(m []byte) Generations {
+	return Generations{unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(m))), len(m)/8)}
+}
+
 // Load is the generation of the slot at a byte offset of the extent.
 func (g Generations) Load(offset uint64) paging.Generation {
 	return paging.Generation(atomic.LoadUint64(&g.table[offset/paging.UnitBytes]))

@@ -54,6 +54,7 @@ type Memory struct {
 	data    []byte
 	fd      int // -1 if another process created it
 	backing Backing
+	within  *Range // the address range that it lies in; nil: none
 	closed  atomic.Bool
 }
 
@@ -243,7 +244,12 @@ func (m *Memory) Close() error {
 	if m.closed.Swap(true) {
 		return nil
 	}
-	err := unix.Munmap(m.data)
+	var err error
+	if m.within != nil {
+		err = m.within.clear(m.data)
+	} else {
+		err = unix.Munmap(m.data)
+	}
 	if m.fd >= 0 {
 		err = errors.Join(err, unix.Close(m.fd))
 	}
@@ -267,16 +273,8 @@ func MapReadWrite(fd int, bytes int64) (*Memory, error) {
 }
 
 func mapShared(fd int, bytes int64, wantSeals, prot int) (*Memory, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("map descriptor: %w: %w", paging.ErrInvalid, err)
-	}
-	if bytes <= 0 || st.Size != bytes || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, fmt.Errorf("map descriptor: %w: it has %d bytes (mode %#o), want %d", paging.ErrIncompatible, st.Size, st.Mode, bytes)
-	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil || seals&wantSeals != wantSeals {
-		return nil, fmt.Errorf("map descriptor: %w: seals %#x, want %#x", paging.ErrIncompatible, seals, wantSeals)
+	if err := checkShared(fd, bytes, wantSeals); err != nil {
+		return nil, err
 	}
 	data, err := unix.Mmap(fd, 0, int(bytes), prot, unix.MAP_SHARED)
 	if err != nil {
@@ -284,4 +282,20 @@ func mapShared(fd int, bytes int64, wantSeals, prot int) (*Memory, error) {
 	}
 	_ = unix.Madvise(data, unix.MADV_DONTDUMP) // advice
 	return &Memory{data: data, fd: -1}, nil
+}
+
+// checkShared refuses memory that could change or vanish.
+func checkShared(fd int, bytes int64, wantSeals int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("map descriptor: %w: %w", paging.ErrInvalid, err)
+	}
+	if bytes <= 0 || st.Size != bytes || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("map descriptor: %w: it has %d bytes (mode %#o), want %d", paging.ErrIncompatible, st.Size, st.Mode, bytes)
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil || seals&wantSeals != wantSeals {
+		return fmt.Errorf("map descriptor: %w: seals %#x, want %#x", paging.ErrIncompatible, seals, wantSeals)
+	}
+	return nil
 }

@@ -311,7 +311,7 @@ func closeAll(fds []int) {
 // on an error.
 func (e *Extent) Map() (*Memory, error) {
 	defer e.Discard()
-	if e.Kind == KindStaging {
+	if e.Kind == KindStaging || e.Kind == KindWorking {
 		return MapReadWrite(e.FD, e.Bytes)
 	}
 	return MapReadOnly(e.FD, e.Bytes)

@@ -39,6 +39,9 @@ type Config struct {
 	// MarginBytes of that are left alone. 0: 256 MiB.
 	MarginBytes int64
 
+	// Mapped is told of the memory of an extent before anything lies in it; what
+	// it returns is called before the memory is unmapped. nil: nobody is told.
+	Mapped func(extent []byte) (release func())
 	// Added is told, from a goroutine of the arena and under no lock, that a
 	// tenant got an extent. nil: nobody is.
 	Added func(tenant string)

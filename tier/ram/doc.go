@@ -1,21 +1,3 @@
 // Package ram keeps pages in shared memory that engines map: sealed memfd
-// extents, each of one tenant, with a table of slot generations at its start.
-//
-// Extents are created and touched one after another in the background, so the
-// arena is usable with the first. A tenant gets extents from a common pool as it
-// needs them; each tenant with a quota is sure of one. An extent that is wholly
-// empty can go to another tenant that has less than its share: as a new memfd
-// under a new number, since descriptors that were handed out can not be called
-// back. Whoever still holds the old one sees old bytes of its own tenant.
-//
-// Every slot that is allocated gets a new generation, in all units that it
-// covers, before a byte of it is written.
-//
-// The hard budget covers extents with their tables, and what SetAside takes for
-// memory that lies elsewhere (staging). Before an extent is created, the memory
-// that the machine can give is asked for; too little stops growth, is reported by
-// Usage, and is tried again.
-//
-// Goroutines, both ended by Close: one that creates extents, one that tells
-// tenants of them.
+// extents (package arena), each with a table of slot generations at its start.
 package ram

@@ -28,9 +28,7 @@ func open(t *testing.T, cfg Config) *Arena {
 func grown(t *testing.T, a *Arena) *Arena {
 	t.Helper()
 	for range 10_000 {
-		a.mu.Lock()
-		done := a.mu.extents == a.planned && len(*a.table.Load())-1 >= a.planned && len(a.mu.doomed) == 0 && a.liveLocked() == a.planned
-		a.mu.Unlock()
+		done := !a.Usage().Growing
 		if done {
 			return a
 		}
@@ -194,7 +192,8 @@ func TestExtentsChangeTenant(t *testing.T) {
 			t.Errorf("extent %d was handed out to rich before", e.ID)
 		}
 	}
-	for _, b := range a.extentOf(r).mem.Bytes()[a.extentOf(r).table:] {
+	m, _ := a.Memory(r)
+	for _, b := range m.Bytes()[m.FirstOffset():] {
 		if b != 0 {
 			t.Fatal("the extent holds bytes of its former tenant")
 		}

@@ -1,8 +1,8 @@
-package ram
+package arena
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,32 +14,21 @@ import (
 // tryAgain is the pause before an extent is tried again for which there was no memory.
 const tryAgain = 5 * time.Second
 
-// checkMemory refuses to take bytes that the machine has not.
-func (a *Arena) checkMemory(bytes int64) error {
-	if a.cfg.FreeMemory == nil {
-		return nil
-	}
-	free, err := a.cfg.FreeMemory()
-	if err != nil {
-		return fmt.Errorf("ram tier: read how much memory is free: %w: %w", paging.ErrIO, err)
-	}
-	if bytes > free-a.cfg.MarginBytes {
-		return fmt.Errorf("ram tier: %d bytes are needed and %d are available (%d free, %d left alone): lower the RAM budget or raise the memory limit: %w",
-			bytes, max(0, free-a.cfg.MarginBytes), free, a.cfg.MarginBytes, paging.ErrNoSpace)
-	}
-	return nil
-}
-
-// create creates and touches one extent, which extents counts already.
-func (a *Arena) create(ctx context.Context) error {
-	e, err := a.newExtent(ctx)
+// create creates one extent, which extents counts already.
+func (a *Arena[M]) create(ctx context.Context) error {
+	a.mu.Lock()
+	place := slices.Index(a.mu.places, false) // extents counts one that has none yet
+	a.mu.places[place] = true
+	a.mu.Unlock()
+	m, err := a.make(ctx, place)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
 		a.mu.extents--
+		a.mu.places[place] = false
 		return err
 	}
-	e.id = a.mu.next
+	e := &extent[M]{number: a.mu.next, id: a.cfg.ID(a.mu.next, place), place: place, mem: m, gens: m.Generations()}
 	a.mu.next++
 	table := slices.Clone(*a.table.Load())
 	table = append(table, e)
@@ -49,23 +38,16 @@ func (a *Arena) create(ctx context.Context) error {
 	return nil
 }
 
-func (a *Arena) newExtent(ctx context.Context) (*extent, error) {
-	if err := a.checkMemory(a.cfg.ExtentBytes); err != nil {
-		return nil, err
+func (a *Arena[M]) make(ctx context.Context, place int) (m M, err error) {
+	if err := a.cfg.Check(a.cfg.ExtentBytes); err != nil {
+		return m, err
 	}
-	mem, err := shm.CreateExtent("kvtier-ram", a.cfg.ExtentBytes, shm.Options{HugePages: a.cfg.HugePages, NUMANode: a.cfg.NUMANode - 1})
-	if err != nil {
-		return nil, fmt.Errorf("ram tier: %w", err)
-	}
-	if err := mem.Populate(ctx); err != nil {
-		return nil, fmt.Errorf("ram tier: %w", errors.Join(err, mem.Close()))
-	}
-	return &extent{mem: mem, gens: shm.Of(mem.Bytes()), table: shm.GenTableBytes(a.cfg.ExtentBytes)}, nil
+	return a.cfg.Create(ctx, place)
 }
 
 // growAll creates the extents of the budget, and later those that replace the
 // ones of a tenant that gave some back.
-func (a *Arena) growAll(ctx context.Context) {
+func (a *Arena[M]) growAll(ctx context.Context) {
 	for ctx.Err() == nil {
 		a.bury()
 		a.mu.Lock()
@@ -92,33 +74,33 @@ func (a *Arena) growAll(ctx context.Context) {
 	}
 }
 
-func (a *Arena) growFailed(ctx context.Context, err error) {
+func (a *Arena[M]) growFailed(ctx context.Context, err error) {
 	a.mu.Lock()
 	again := a.mu.stopped == err.Error()
 	a.mu.stopped = err.Error()
 	a.mu.Unlock()
 	if !again && ctx.Err() == nil {
-		a.cfg.Logger.Warn("RAM tier does not grow", "error", err)
+		a.cfg.Logger.Warn(a.cfg.Name+" does not grow", "error", err)
 	}
 }
 
 // feedLocked gives a tenant an extent of the pool; false if there is none for it.
-func (a *Arena) feedLocked(t *tenant) bool {
+func (a *Arena[M]) feedLocked(t *tenant[M]) bool {
 	t.hungry = true
 	if len(t.extents) > 0 && len(a.mu.pool)+a.planned-a.mu.extents <= a.owedLocked(t) {
 		return false
 	}
 	// Rather one that was its own: others have to be replaced first.
-	i := slices.IndexFunc(a.mu.pool, func(e *extent) bool { return e.tenant == t })
+	i := slices.IndexFunc(a.mu.pool, func(e *extent[M]) bool { return e.tenant == t })
 	if i < 0 {
-		i = slices.IndexFunc(a.mu.pool, func(e *extent) bool { return e.tenant == nil })
+		i = slices.IndexFunc(a.mu.pool, func(e *extent[M]) bool { return e.tenant == nil })
 	}
 	if i < 0 {
 		a.recycleLocked()
 		return false
 	}
 	e := a.mu.pool[i]
-	if t.alloc.AddExtent(e.id, uint64(e.table), uint64(a.cfg.ExtentBytes-e.table)) != nil {
+	if t.alloc.AddExtent(paging.ExtentID(e.number), uint64(a.first), uint64(a.cfg.ExtentBytes-a.first)) != nil {
 		return false // its number is in use: cannot be
 	}
 	a.mu.pool = slices.Delete(a.mu.pool, i, i+1)
@@ -132,7 +114,7 @@ func (a *Arena) feedLocked(t *tenant) bool {
 
 // owedLocked is the number of extents that have to stay for tenants with a quota
 // that have none.
-func (a *Arena) owedLocked(t *tenant) (n int) {
+func (a *Arena[M]) owedLocked(t *tenant[M]) (n int) {
 	for name := range a.cfg.Quotas {
 		if x := a.mu.tenants[name]; x != t && len(x.extents) == 0 {
 			n++
@@ -152,7 +134,7 @@ func wake(c chan struct{}) {
 // pool empty: the memory is closed, and growAll creates a new extent. The memory
 // of a tenant that still has processes which may have mapped it stays: it would
 // not be free.
-func (a *Arena) recycleLocked() {
+func (a *Arena[M]) recycleLocked() {
 	for _, t := range a.mu.tenants {
 		if !t.hungry {
 			continue
@@ -164,7 +146,7 @@ func (a *Arena) recycleLocked() {
 }
 
 // spareLocked is an empty extent of a tenant other than t that can be replaced.
-func (a *Arena) spareLocked(t *tenant) *extent {
+func (a *Arena[M]) spareLocked(t *tenant[M]) *extent[M] {
 	if a.mu.extents-len(a.mu.doomed) < a.planned {
 		return nil // one is on its way
 	}
@@ -177,7 +159,7 @@ func (a *Arena) spareLocked(t *tenant) *extent {
 		if x == t || x.tethers > 0 || len(x.extents) <= a.shareLocked() {
 			continue
 		}
-		if i := slices.IndexFunc(x.extents, func(e *extent) bool { return e.slots == 0 }); i >= 0 {
+		if i := slices.IndexFunc(x.extents, func(e *extent[M]) bool { return e.slots == 0 }); i >= 0 {
 			return x.extents[i]
 		}
 	}
@@ -185,7 +167,7 @@ func (a *Arena) spareLocked(t *tenant) *extent {
 }
 
 // shareLocked is the number of extents that is an equal share.
-func (a *Arena) shareLocked() int {
+func (a *Arena[M]) shareLocked() int {
 	n := 0
 	for _, t := range a.mu.tenants {
 		if len(t.extents) > 0 || t.hungry {
@@ -197,23 +179,23 @@ func (a *Arena) shareLocked() int {
 
 // closeLocked takes an empty extent out of use; growAll unmaps it, which takes a
 // while, and makes a new one in its place.
-func (a *Arena) closeLocked(e *extent) {
+func (a *Arena[M]) closeLocked(e *extent[M]) {
 	if i := slices.Index(a.mu.pool, e); i >= 0 {
 		a.mu.pool = slices.Delete(a.mu.pool, i, i+1)
-	} else if e.tenant.alloc.RemoveExtent(e.id) != nil {
+	} else if e.tenant.alloc.RemoveExtent(paging.ExtentID(e.number)) != nil {
 		return // not empty: cannot be
 	} else {
-		e.tenant.extents = slices.DeleteFunc(e.tenant.extents, func(x *extent) bool { return x == e })
+		e.tenant.extents = slices.DeleteFunc(e.tenant.extents, func(x *extent[M]) bool { return x == e })
 	}
 	table := slices.Clone(*a.table.Load())
-	table[e.id] = nil
+	table[e.number] = nil
 	a.table.Store(&table)
 	a.mu.doomed = append(a.mu.doomed, e)
 	wake(a.grow)
 }
 
 // bury unmaps what closeLocked took out of use.
-func (a *Arena) bury() {
+func (a *Arena[M]) bury() {
 	a.mu.Lock()
 	doomed := a.mu.doomed
 	a.mu.doomed = nil
@@ -224,12 +206,15 @@ func (a *Arena) bury() {
 		}
 	}
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	a.mu.extents -= len(doomed)
-	a.mu.Unlock()
+	for _, e := range doomed {
+		a.mu.places[e.place] = false
+	}
 }
 
 // tellAll tells of extents that tenants got.
-func (a *Arena) tellAll(ctx context.Context) {
+func (a *Arena[M]) tellAll(ctx context.Context) {
 	for {
 		select {
 		case <-a.tell:
@@ -250,7 +235,7 @@ func (a *Arena) tellAll(ctx context.Context) {
 
 // Extents lists the memory of a tenant, by rising number. The descriptors stay
 // valid until Close, and belong to the arena.
-func (a *Arena) Extents(name string) []shm.Extent {
+func (a *Arena[M]) Extents(name string) []shm.Extent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := a.mu.tenants[name]
@@ -259,15 +244,15 @@ func (a *Arena) Extents(name string) []shm.Extent {
 	}
 	list := make([]shm.Extent, 0, len(t.extents))
 	for _, e := range t.extents {
-		list = append(list, shm.Extent{ID: e.id, Kind: shm.KindRAM, Bytes: e.mem.Size(), FD: e.mem.FD()})
+		list = append(list, a.cfg.Handed(e.id, e.mem)...)
 	}
-	slices.SortFunc(list, func(x, y shm.Extent) int { return int(x.ID) - int(y.ID) })
+	slices.SortStableFunc(list, func(x, y shm.Extent) int { return cmp.Compare(x.ID, y.ID) })
 	return list
 }
 
 // Tethered counts the processes that may have mapped extents of a tenant: their
 // memory does not go to another tenant, as it would not be free.
-func (a *Arena) Tethered(name string, change int) {
+func (a *Arena[M]) Tethered(name string, change int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
@@ -282,7 +267,7 @@ func (a *Arena) Tethered(name string, change int) {
 // SetAside takes bytes of the budget for memory that lies elsewhere:
 // paging.ErrNoSpace at once if the part kept for that is used up. GiveBack
 // returns them.
-func (a *Arena) SetAside(bytes int64) error {
+func (a *Arena[M]) SetAside(bytes int64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	room := a.cfg.BudgetBytes - int64(a.planned)*a.cfg.ExtentBytes - a.mu.aside
@@ -294,7 +279,7 @@ func (a *Arena) SetAside(bytes int64) error {
 }
 
 // GiveBack returns what SetAside took.
-func (a *Arena) GiveBack(bytes int64) {
+func (a *Arena[M]) GiveBack(bytes int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.aside -= bytes
@@ -303,7 +288,7 @@ func (a *Arena) GiveBack(bytes int64) {
 // Reclaim implements tier.Arena: room of other page sizes in tenant's own
 // extents, else the emptiest extent of the tenant that has most beyond its
 // share; that one serves tenant only when it has been replaced.
-func (a *Arena) Reclaim(name string, bytes uint32, movable func(owner uint32) bool) ([]uint32, bool) {
+func (a *Arena[M]) Reclaim(name string, bytes uint32, movable func(owner uint32) bool) ([]uint32, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.closed {
@@ -321,7 +306,7 @@ func (a *Arena) Reclaim(name string, bytes uint32, movable func(owner uint32) bo
 		return nil, false
 	}
 	byUse := slices.Clone(donor.extents)
-	slices.SortFunc(byUse, func(x, y *extent) int { return x.slots - y.slots })
+	slices.SortFunc(byUse, func(x, y *extent[M]) int { return x.slots - y.slots })
 	for _, e := range byUse {
 		if owners, ok := e.owners(movable); ok {
 			return owners, len(owners) > 0
@@ -331,7 +316,7 @@ func (a *Arena) Reclaim(name string, bytes uint32, movable func(owner uint32) bo
 }
 
 // donorLocked is the tenant that has most extents beyond an equal share.
-func (a *Arena) donorLocked(t *tenant) (donor *tenant) {
+func (a *Arena[M]) donorLocked(t *tenant[M]) (donor *tenant[M]) {
 	most := a.shareLocked()
 	for _, x := range a.mu.tenants {
 		if x != t && x.tethers == 0 && len(x.extents) > most {
@@ -342,11 +327,11 @@ func (a *Arena) donorLocked(t *tenant) (donor *tenant) {
 }
 
 // owners lists who has slots in the extent; false if one of them must stay.
-func (e *extent) owners(movable func(owner uint32) bool) ([]uint32, bool) {
+func (e *extent[M]) owners(movable func(owner uint32) bool) ([]uint32, bool) {
 	seen := map[uint32]bool{}
 	var list []uint32
-	for at := e.table; at < e.mem.Size(); {
-		p := paging.Place{Extent: e.id, Offset: uint64(at)}
+	for at := e.mem.FirstOffset(); at < e.mem.Size(); {
+		p := paging.Place{Extent: paging.ExtentID(e.number), Offset: uint64(at)}
 		owner, used := e.tenant.alloc.Owner(p)
 		if !used {
 			at += paging.UnitBytes
