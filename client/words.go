@@ -144,9 +144,9 @@ func shortfalls(in []*kvtierv1.Shortfall) []Shortfall {
 // Retention says how long blocks are worth keeping. Priority is 0 (evict first)
 // to 100; TTL is the time after which it no longer counts (0: never).
 type Retention struct {
-	Priority     int
-	TTL          time.Duration
-	RefreshOnHit bool
+	Priority     int           // 0, as blocks that nobody retained, to 100
+	TTL          time.Duration // after it the block is an ordinary one; 0: never
+	RefreshOnHit bool          // a hit starts TTL again
 }
 
 func (r *Retention) wire() (*kvtierv1.Retention, error) {

@@ -109,7 +109,7 @@ const (
 // Retention says how long blocks are worth keeping.
 type Retention struct {
 	Priority     uint8         // 0 (evict first) to 100
-	TTL          time.Duration // after it the priority no longer counts; 0: never
+	TTL          time.Duration // after it the priority no longer counts and the block is an ordinary one; 0: never
 	RefreshOnHit bool          // a hit starts the time again
 }
 

@@ -126,8 +126,8 @@ func TestRefreshOnHit(t *testing.T) {
 	})
 }
 
-// A block that is hit after its time to live is an ordinary one from then on, in
-// RAM and on disk: the time that is over does not make it the first to go.
+// A block whose time to live is over is an ordinary one from then on, in RAM and
+// on disk: hit again it stays, left alone it goes before those with a priority.
 func TestHitAfterTTL(t *testing.T) {
 	retained := tier.CommitOptions{Durable: true, Retention: &tier.Retention{Priority: 9, TTL: time.Minute, RefreshOnHit: true}}
 	plain := tier.CommitOptions{Durable: true}
@@ -156,10 +156,12 @@ func TestHitAfterTTL(t *testing.T) {
 	t.Run("ram without a refresh", func(t *testing.T) {
 		inRAM(t, func(t *testing.T, k *kit) {
 			old, other := chain(1, 0, 10), chain(2, 0, 10)
-			k.put(other, 0, 0, plain)
+			k.put(other, 0, 0, tier.CommitOptions{Retention: &tier.Retention{Priority: 1}})
 			k.put(old, 0, 0, retained)
 			time.Sleep(2 * time.Minute)
-			k.put(chain(3, 0, ramPages-12), 0, 0, plain)
+			for c := 3; c < 6; c++ {
+				k.put(chain(c, 0, 40), 0, 0, plain)
+			}
 			if a, b := k.usable(old), k.usable(other); a == 10 || b != 10 {
 				t.Errorf("usable %d of those whose time is over, %d of the others", a, b)
 			}

@@ -27,9 +27,10 @@
 // # Retention
 //
 // Priorities are strict: while a block of a lower priority can go, no block of a
-// higher one does. A block whose TTL has passed goes before all others, and a
-// hit makes it an ordinary block of priority 0. Neither ever makes Victim fail:
-// if only blocks of priority 100 are left, one of them is the victim.
+// higher one does. When its TTL has passed a block is an ordinary one of priority
+// 0, as if Retain had said so then: it gets one more turn in the order of the
+// others, as engines that retain for a time expect. Neither ever makes Victim
+// fail: if only blocks of priority 100 are left, one of them is the victim.
 //
 // # The policies
 //

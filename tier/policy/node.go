@@ -7,16 +7,13 @@ const none = ID(1<<32 - 1)
 type place uint8
 
 const (
-	absent       place = iota
-	ordered            // in the order
-	lapsed             // its TTL has passed: leaves before everything in the order
-	parked             // was blocked when Victim looked at it; rechecked by later calls
-	parkedLapsed       // both: goes to the lapsed when it is no longer blocked
+	absent  place = iota
+	ordered       // in the order
+	parked        // was blocked when Victim looked at it; rechecked by later calls
 )
 
 // node is all that is kept per resident block: 32 bytes, no pointer. A block is
-// in one list at a time, so the order, the lapsed and the parked list share the
-// links.
+// in one list at a time, so the order and the parked list share the links.
 type node struct {
 	key        uint64
 	weight     int64

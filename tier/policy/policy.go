@@ -41,7 +41,6 @@ type Policy struct {
 	blocks *Blocks
 	used   int64
 	count  int
-	lapsed list // TTL has passed, in order of expiry
 	parked list // blocked when last looked at, the longest unchecked first
 	expiry *expiry
 }
@@ -119,7 +118,6 @@ func New(name string, capacity int64, blocks *Blocks) (*Policy, error) {
 	return &Policy{
 		order:  m.order(blocks, min(capacity, maxCapacity)),
 		blocks: blocks,
-		lapsed: newList(),
 		parked: newList(),
 		expiry: newExpiry(),
 	}, nil
@@ -198,9 +196,10 @@ func (p *Policy) leave(id ID, evicted bool) {
 	p.used -= n.weight
 }
 
-// Victim names the block to evict next: one whose TTL has passed at now, else
-// one of the lowest priority, in the order of the policy. It removes nothing:
-// Evict does. Blocks for which blocked answers true are passed over; nil blocks
+// Victim names the block to evict next: one of the lowest priority, in the order
+// of the policy. A block whose TTL has passed at now has priority 0, and comes
+// into that order as one used just then; a call sees to lapseLimit of them. It
+// removes nothing: Evict does. Blocks for which blocked answers true are passed over; nil blocks
 // none. The work of a call is bounded: it asks at most 97 times. False means that
 // none was found by then. The next call goes on from there, so if a block is not
 // blocked, one of Len()/16 + 2 calls finds it. blocked must not call the Policy.
@@ -208,7 +207,7 @@ func (p *Policy) Victim(now int64, blocked func(ID) bool) (ID, bool) {
 	p.lapse(now)
 	p.recheck(blocked, recheckLimit)
 	for range scanLimit {
-		id, ok := p.first()
+		id, ok := p.order.next()
 		if !ok {
 			break
 		}
@@ -220,70 +219,47 @@ func (p *Policy) Victim(now int64, blocked func(ID) bool) (ID, bool) {
 	// What recheck brings back need not be what is first now: where more blocks
 	// are blocked than one call looks at, one that nobody was asked about may be.
 	if p.recheck(blocked, recheckLimit) {
-		if id, ok := p.first(); ok && (blocked == nil || !blocked(id)) {
+		if id, ok := p.order.next(); ok && (blocked == nil || !blocked(id)) {
 			return id, true
 		}
 	}
 	return none, false
 }
 
-// first is the next block to leave that is not parked.
-func (p *Policy) first() (ID, bool) {
-	if !p.lapsed.empty() {
-		return p.lapsed.oldest, true
-	}
-	return p.order.next()
-}
-
-// recall brings a resident block back into the order if it was lapsed or parked.
+// recall brings a resident block back into the order if it was parked.
 func (p *Policy) recall(id ID) *node {
 	n := p.blocks.known(id)
 	if n == nil || n.place == absent {
 		panic(fmt.Sprintf("policy: block %d is not resident", id))
 	}
-	switch n.place {
-	case ordered:
-		return n
-	case lapsed:
-		p.blocks.unlink(&p.lapsed, id)
-	case parked, parkedLapsed:
+	if n.place == parked {
 		p.blocks.unlink(&p.parked, id)
+		n.place = ordered
+		p.order.show(id, true)
 	}
-	n.place = ordered
-	p.order.show(id, true)
 	return n
 }
 
-// lapse takes blocks whose TTL has passed out of the order.
+// lapse ends the priority of blocks whose TTL has passed.
 func (p *Policy) lapse(now int64) {
 	for range lapseLimit {
 		d, ok := p.expiry.first()
 		if !ok || d.at > now {
 			return
 		}
-		id := d.id
-		p.expiry.set(id, 0)
-		n := p.blocks.at(id)
+		p.expiry.set(d.id, 0)
+		n := p.blocks.at(d.id)
 		if n.place == ordered {
-			p.order.hide(id)
-			p.blocks.pushNewest(&p.lapsed, id)
-			n.place = lapsed
+			p.setLevel(d.id, n, 0)
 		} else {
-			n.place = parkedLapsed
+			n.level = 0 // shown there when it is no longer blocked
 		}
-		n.level = 0
 	}
 }
 
 func (p *Policy) park(id ID) {
-	n := p.blocks.at(id)
-	if n.place == lapsed {
-		p.blocks.unlink(&p.lapsed, id)
-		n.place = parkedLapsed
-	} else {
-		p.order.hide(id)
-		n.place = parked
-	}
+	p.order.hide(id)
+	p.blocks.at(id).place = parked
 	p.blocks.pushNewest(&p.parked, id)
 }
 
@@ -315,13 +291,8 @@ func (p *Policy) recheck(blocked func(ID) bool, limit int) bool {
 // restore puts a block that was parked, and is in no list, at the end that leaves
 // first.
 func (p *Policy) restore(id ID) {
-	if n := p.blocks.at(id); n.place == parkedLapsed {
-		n.place = lapsed
-		p.blocks.pushOldest(&p.lapsed, id)
-	} else {
-		n.place = ordered
-		p.order.show(id, false)
-	}
+	p.blocks.at(id).place = ordered
+	p.order.show(id, false)
 }
 
 // Unblock tells that a resident block which was blocked is so no more, and may
@@ -329,7 +300,7 @@ func (p *Policy) restore(id ID) {
 // an offer of speed: without it, one of the next calls of Victim finds out. Of
 // several blocks, the one that is to leave first is told last.
 func (p *Policy) Unblock(id ID) {
-	if n := p.blocks.known(id); n != nil && (n.place == parked || n.place == parkedLapsed) {
+	if n := p.blocks.known(id); n != nil && n.place == parked {
 		p.blocks.unlink(&p.parked, id)
 		p.restore(id)
 	}

@@ -3007,9 +3007,10 @@ func (*CancelResponse) Descriptor() ([]byte, []int) {
 // Retention says how long blocks are worth keeping.
 type Retention struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 (evict first) to 100. Orders eviction inside the tenant's share.
+	// 0 (as blocks that nobody retained) to 100. Orders eviction inside the tenant's share.
 	Priority uint32 `protobuf:"varint,1,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Time after which the priority no longer counts. 0: never.
+	// Time after which the priority no longer counts: the block is then an ordinary
+	// one of priority 0, as if it had been used just then. 0: never.
 	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// A hit starts the time again.
 	RefreshOnHit  bool `protobuf:"varint,3,opt,name=refresh_on_hit,json=refreshOnHit,proto3" json:"refresh_on_hit,omitempty"`
