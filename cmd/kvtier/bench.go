@@ -94,13 +94,17 @@ func replayWorkload(node func() bench.NodeConfig, dir *string) workload {
 	var trace string
 	blockBytes, ram, nvme := server.Size(64<<10), server.Size(256<<20), server.Size(4<<30)
 	var given *pflag.FlagSet
+	var sim simulation
 	return workload{
 		use: "replay", short: "Replay a trace with real bytes through a daemon process",
 		long: `replay plays each request of a trace as an engine does: look up, fetch the usable
 prefix, check every byte in place, store the rest. What is counted is what the
 client verified; requests = served + unavailable + failed. It exits 1 if a page
 was wrong, a leased page was lost, a block was served that was never committed, a
-durable block is gone after a kill, or a request failed.`,
+durable block is gone after a kill, or a request failed.
+
+With --simulate no node is started: the eviction policies of --nodes nodes of
+--capacity blocks each and the choice of a copy are replayed alone.`,
 		bind: func(cmd *cobra.Command) {
 			flags := cmd.Flags()
 			given = flags
@@ -115,6 +119,7 @@ durable block is gone after a kill, or a request failed.`,
 			flags.Float64SliceVar(&cfg.KillAt, "kill-at", nil, "kill the node at these `fractions` of the run and start it again")
 			flags.IntVar(&cfg.DurableEvery, "durable-every", 0, "each n-th request commits as durable")
 			flags.Uint64Var(&cfg.Seed, "seed", 1, "seed of the contents")
+			sim.bind(flags)
 			flags.IntVar(&cfg.DamageFlips, "damage", 0, "flip so many bits in the segment files while the node is down")
 			if err := flags.MarkHidden("damage"); err != nil {
 				panic(err)
@@ -130,9 +135,15 @@ durable block is gone after a kill, or a request failed.`,
 			if err := checkReplay(&cfg, int64(blockBytes)); err != nil {
 				return nil, err
 			}
+			if err := sim.check(given); err != nil {
+				return nil, err
+			}
 			var err error
 			if cfg.Trace, err = bench.OpenTrace(trace); err != nil {
 				return nil, &usageError{err}
+			}
+			if sim.on {
+				return sim.run(&cfg)
 			}
 			cfg.BlockBytes, cfg.Node, cfg.TempDir, cfg.Progress = int64(blockBytes), node(), *dir, update
 			cfg.Node.RAM, cfg.Node.NVMe = int64(ram), int64(nvme)

@@ -39,6 +39,9 @@
 // compared on published traces; among their retained blocks the least recently
 // used goes first.
 //
+// Replay and ReplayCluster offer a published trace to one cache, and to the
+// caches of several nodes with a directory between them.
+//
 // Memory: 32 bytes per ID (Blocks). default adds 8 bytes per resident block for
 // those that left, and at most 750 KiB in all; 24 bytes for a block with a TTL.
 // Hit does not allocate once the tables of default have their size, which they
