@@ -1,14 +1,17 @@
-# Everything a developer or CI runs. Needs Go 1.26 and, for the race detector, gcc.
+# Everything a developer or CI runs. Needs Go 1.26, Python 3.10 or later and, for the race detector, gcc.
 
 GO      ?= go
+PYTHON  ?= python3
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 TOOL    := $(GO) tool -modfile=.ci/tools/go.mod
+PYENV   := bin/python
+PYPROTO := bin/tools/protoc-python
 LINTER  := $(GO) tool -modfile=.ci/lint/go.mod golangci-lint
 SEED    ?= 0
 ROUNDS  ?= 200
 
-.PHONY: build demo test unit race sabotage torture lint proto proto-check bench clean
+.PHONY: build demo test unit race sabotage python torture lint proto proto-python proto-check bench clean
 
 build: ## bin/kvtier, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier ./cmd/kvtier
@@ -16,7 +19,7 @@ build: ## bin/kvtier, one static binary
 demo: build ## the main job on this machine, nothing else needed
 	bin/kvtier demo
 
-test: race sabotage ## every test
+test: race sabotage python ## every test that needs no engine
 
 race: ## all packages under the race detector, which also turns on internal checks
 	$(GO) test -race -timeout 20m ./...
@@ -27,6 +30,22 @@ unit: ## all packages without the race detector: allocation guards count exactly
 sabotage: ## breaking what a zero guards must make it non-zero
 	$(GO) test -timeout 10m -tags sabotage -run 'Sabotage' ./...
 
+# $(PYENV)/ready: the package with what its tests need, in an environment of its own.
+$(PYENV)/ready: client/python/pyproject.toml
+	$(PYTHON) -m venv $(PYENV)
+	$(PYENV)/bin/pip install -q --disable-pip-version-check -e 'client/python[dev]'
+	touch $@
+
+python: build $(PYENV)/ready ## the Python package: lint, types, tests against the built daemon, and its wheel in a clean environment
+	$(PYENV)/bin/ruff check client/python
+	$(PYENV)/bin/ruff format --check client/python
+	cd client/python && $(CURDIR)/$(PYENV)/bin/mypy
+	$(PYENV)/bin/python -m pytest client/python
+	rm -rf bin/wheel
+	$(PYTHON) -m venv bin/wheel
+	bin/wheel/bin/pip install -q --disable-pip-version-check ./client/python
+	bin/wheel/bin/python -m kvtier.check --socket /nonexistent.sock | grep 'start `kvtier serve`' >/dev/null
+
 torture: ## hours: hundreds of rounds of the crash and random tests; prints its seeds
 	KVTIER_TORTURE=$(ROUNDS) KVTIER_SEED=$(SEED) $(GO) test -race -timeout 12h -count=1 ./...
 
@@ -35,7 +54,16 @@ lint: proto-check ## formatting, vet, the linters of .golangci.yml, the wire for
 	$(GO) vet ./...
 	$(LINTER) run ./...
 
-proto: ## regenerate the Go code of proto/
+$(PYPROTO)/ready:
+	$(PYTHON) -m venv $(PYPROTO)
+	$(PYPROTO)/bin/pip install -q --disable-pip-version-check grpcio-tools==1.76.0
+	touch $@
+
+# The generated code works with the protobuf runtime that made it and with all of the next major version.
+proto-python: $(PYPROTO)/ready ## regenerate the Python code of proto/
+	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out=client/python/src --pyi_out=client/python/src kvtier/v1/types.proto kvtier/v1/pages.proto
+
+proto: proto-python ## regenerate the code of proto/
 	@mkdir -p bin/tools
 	GOBIN=$(CURDIR)/bin/tools $(GO) install -modfile=.ci/tools/go.mod tool
 	PATH="$(CURDIR)/bin/tools:$$PATH" bin/tools/buf generate --template proto/buf.gen.yaml
@@ -48,6 +76,10 @@ proto-check: ## lint the wire format, compare it with the last release, and the 
 	sed "s|out: proto|out: $$tmp|" proto/buf.gen.yaml > "$$tmp/gen.yaml"; \
 	PATH="$(CURDIR)/bin/tools:$$PATH" bin/tools/buf generate --template "$$tmp/gen.yaml"; \
 	for f in "$$tmp"/kvtier/v1/*.go; do cmp "$$f" "proto/kvtier/v1/$$(basename $$f)" || { echo "run make proto"; exit 1; }; done
+	@$(MAKE) -s $(PYPROTO)/ready
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out="$$tmp" --pyi_out="$$tmp" kvtier/v1/types.proto kvtier/v1/pages.proto; \
+	for f in "$$tmp"/kvtier/v1/*; do cmp "$$f" "client/python/src/kvtier/v1/$$(basename $$f)" || { echo "run make proto"; exit 1; }; done
 	@base=$$(git describe --tags --abbrev=0 2>/dev/null) && bin/tools/buf breaking --against ".git#tag=$$base" || test -z "$$base"
 
 bench: build ## the figures of README, each beside its bound
