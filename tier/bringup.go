@@ -62,7 +62,7 @@ func (f *fetch) replan() {
 func (f *fetch) giveUp(r Reason) {
 	if f.req.Mode == ModeSet {
 		for i := range f.usable {
-			if f.missing(i) != 0 {
+			if f.missing(i) != 0 || f.up && f.absent(i) != 0 {
 				f.reasons[i] = r
 			}
 		}
@@ -113,6 +113,7 @@ func (f *fetch) refuse(i int, r Reason) {
 		f.reasons[i] = r
 		f.pins[i] = false
 		f.h.unpin(f.ids[i], f.h.mu.index.at(f.ids[i]))
+		f.pinDevice()
 		return
 	}
 	before := f.usable
@@ -167,7 +168,7 @@ func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
 	h := f.h
 	id := f.ids[i]
 	b := h.mu.index.at(id)
-	f.from[i] = max(f.from[i], NVMe)
+	f.from[i] = max(f.from[i], h.nearest(id, b, parts))
 	if f.afar(i, b, parts) != 0 {
 		f.from[i] = Remote
 	}
@@ -192,7 +193,7 @@ func (f *fetch) loadRow(i int, parts paging.PartSet) Reason {
 	if r == NoReason {
 		f.waits = append(f.waits, wait{i, l, false})
 		for _, it := range l.items {
-			if it.disk == 0 {
+			if it.disk == 0 && it.device == 0 {
 				f.bring = append(f.bring, it)
 			}
 		}
@@ -205,7 +206,7 @@ func (f *fetch) afar(i int, b *block, parts paging.PartSet) paging.PartSet {
 	if f.remote[i] {
 		return parts
 	}
-	return parts &^ b.disk
+	return parts &^ (b.disk | f.h.deviceParts(f.ids[i], b))
 }
 
 // await unlocks until the loads in waits have ended, blocks became clean if
@@ -223,7 +224,7 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 		f.wait(ctx, w, stalled)
 	}
 	for _, x := range f.waits {
-		if x.l.reason != NoReason {
+		if x.l.reason != NoReason && x.row >= 0 {
 			f.reasons[x.row] = x.failed()
 		}
 		if x.l.open == 0 {
@@ -235,7 +236,7 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 		}
 	}
 	for _, x := range f.waits {
-		if f.from[x.row] == NVMe && f.reasons[x.row].ofDisk() && f.retryElsewhere(x.row) {
+		if x.row >= 0 && f.from[x.row] == NVMe && f.reasons[x.row].ofDisk() && f.retryElsewhere(x.row) {
 			f.reasons[x.row] = NoReason
 		}
 	}
@@ -309,13 +310,16 @@ func (h *Hierarchy) startLoad(id blockID, b *block, parts, afar paging.PartSet, 
 	}
 	pages := h.pagesOf(b)
 	for i := range l.items {
-		if part := l.items[i].part; !afar.Has(part) {
+		if part := l.items[i].part; !afar.Has(part) && !h.readDevice(l, &l.items[i]) {
 			l.items[i].disk = pages[part].disk
 		}
 	}
 	f := h.inflightOf(id, b)
 	f.loads = append(f.loads, l)
 	h.mu.loads.push(l, by)
+	if l.reads {
+		h.pushMoves(l)
+	}
 	for range l.items {
 		h.mu.work.Signal()
 	}

@@ -142,7 +142,7 @@ type goneEntry struct {
 // remember notes that a block is gone, if it is; evicted says that its room was
 // wanted.
 func (h *Hierarchy) remember(b *block, evicted bool) {
-	if b.ram|b.disk != 0 {
+	if b.ram|b.disk != 0 || b.flags.has(onDevice) {
 		return
 	}
 	x := &h.mu.history

@@ -116,7 +116,7 @@ func (h *Hierarchy) evict(id blockID) {
 	m := &h.mu.metrics
 	m.EvictedBlocks++
 	m.EvictedBytes += n.slotsOf(b.ram)
-	if b.ram&^b.disk != 0 {
+	if b.ram&^(b.disk|h.deviceParts(id, b)) != 0 {
 		m.EvictedUncopied++
 	}
 	h.evictRAM(id, b, true)

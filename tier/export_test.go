@@ -15,12 +15,15 @@ func (h *Hierarchy) CheckInvariants() {
 		ram                                  [classes]int64
 		disk, aside                          int64
 		ramBlocks, diskBlocks, writingBlocks int
+		device, deviceAside                  int64
+		deviceBlocks                         int
 	}
 	by := map[*tenant]*sums{}
 	for _, t := range h.mu.tenantList {
 		by[t] = new(sums)
 	}
 	blocks := map[*namespace]int{}
+	devicePages := int64(0)
 	live, pages, queuedBlocks, hastenedBlocks := 0, int64(0), map[*tenant]int{}, 0
 	h.mu.index.each(func(id blockID, b *block) {
 		n := h.of(b)
@@ -28,7 +31,7 @@ func (h *Hierarchy) CheckInvariants() {
 		live++
 		blocks[n]++
 		must(b.flags.has(dropped) || h.mu.index.find(b.ns, &b.name) == id, "block %d is not found by its name", id)
-		must(b.ram|b.disk != 0 || b.pins > 0 || b.flags.has(busy), "block %d has no page and no use", id)
+		must(b.ram|b.disk != 0 || b.pins > 0 || b.flags.has(busy|onDevice), "block %d has no page and no use", id)
 		must(b.flags.has(busy) == (h.mu.inflight[id] != nil), "block %d: busy", id)
 		must(b.flags.has(timed) == has(h.mu.retained, id), "block %d: timed", id)
 		must(b.flags.has(incomplete) == has(h.mu.incomplete, id), "block %d: incomplete", id)
@@ -40,6 +43,26 @@ func (h *Hierarchy) CheckInvariants() {
 		must(b.flags.has(inDiskOrder) == (b.disk != 0), "block %d: in the disk order %v, on disk %x", id, b.flags.has(inDiskOrder), b.disk)
 		must(!b.flags.has(writing) || b.pins > 0, "block %d is written and not pinned", id)
 		must(!h.needsCopy(b) || b.flags.has(queued|writing|hastened), "block %d needs a copy and is in no queue", id)
+		must(b.flags.has(onDevice) == has(h.mu.device.of, id), "block %d: on the device", id)
+		if d := h.mu.device.of[id]; d != nil {
+			s.device += n.slotsOf(d.parts)
+			must(d.parts != 0 || d.pins > 0, "block %d: an empty device copy", id)
+			must(d.frame == 0 || h.mu.device.frames.blocks[d.frame] == id && d.parts != 0, "block %d: device frame %d", id, d.frame)
+			must(d.frame != 0 || d.pins > 0, "block %d: a device copy that is unused and in no order", id)
+			if d.frame != 0 {
+				s.deviceBlocks++
+			}
+			var filling paging.PartSet
+			for _, l := range d.fills {
+				must(l.open != 0 && l.open&(d.parts|filling) == 0 && d.pins > 0 && b.pins > 0, "block %d: a fill that ended, or twice", id)
+				filling |= l.open
+			}
+			s.deviceAside += n.slotsOf(filling)
+			devicePages += int64(d.parts.Len() + filling.Len())
+			for part, ref := range d.refs {
+				must(d.parts.Has(part) == (ref != 0), "block %d part %d: device ref %d", id, part, ref)
+			}
+		}
 		if b.ram != 0 {
 			s.ram[h.classOf(b)] += n.slotsOf(b.ram)
 			s.ramBlocks++
@@ -83,6 +106,8 @@ func (h *Hierarchy) CheckInvariants() {
 	for t, s := range by {
 		must(t.ram == s.ram, "tenant %s: RAM %v, counted %v", t.name, t.ram, s.ram)
 		must(t.disk == s.disk, "tenant %s: disk %d, counted %d", t.name, t.disk, s.disk)
+		must(t.device == s.device && t.deviceAside == s.deviceAside, "tenant %s: device %d and %d, counted %d and %d", t.name, t.device, t.deviceAside, s.device, s.deviceAside)
+		must(t.deviceOrder.Len() == s.deviceBlocks, "tenant %s: %d blocks in the device order, counted %d", t.name, t.deviceOrder.Len(), s.deviceBlocks)
 		must(t.aside == s.aside, "tenant %s: aside %d, counted %d", t.name, t.aside, s.aside)
 		must(t.writing == s.writingBlocks, "tenant %s: writes %d, counted %d", t.name, t.writing, s.writingBlocks)
 		must(t.diskOrder.Len() == s.diskBlocks, "tenant %s: %d blocks in the disk order, counted %d", t.name, t.diskOrder.Len(), s.diskBlocks)
@@ -95,9 +120,14 @@ func (h *Hierarchy) CheckInvariants() {
 	if u := h.cfg.Arena.Usage(); u.State == Ready {
 		must(u.Pages == pages, "the arena has %d pages, the index %d", u.Pages, pages)
 	}
+	if h.cfg.Device != nil {
+		if u := h.cfg.Device.Usage(); u.State == Ready {
+			must(u.Pages == devicePages, "the device has %d pages, the index %d", u.Pages, devicePages)
+		}
+	}
 	m := &h.mu.metrics
-	must(m.RequestedBlocks == m.RAMHitBlocks+m.DiskHitBlocks+m.RemoteHitBlocks+m.MissedBlocks, "blocks requested: %+v", *m)
-	must(m.RequestedTokens == m.RAMHitTokens+m.DiskHitTokens+m.RemoteHitTokens+m.MissedTokens, "tokens requested: %+v", *m)
+	must(m.RequestedBlocks == m.DeviceHitBlocks+m.RAMHitBlocks+m.DiskHitBlocks+m.RemoteHitBlocks+m.MissedBlocks, "blocks requested: %+v", *m)
+	must(m.RequestedTokens == m.DeviceHitTokens+m.RAMHitTokens+m.DiskHitTokens+m.RemoteHitTokens+m.MissedTokens, "tokens requested: %+v", *m)
 	ahead := int64(0)
 	for _, x := range h.mu.foreseen.of {
 		if x.counted {
@@ -127,6 +157,16 @@ func (h *Hierarchy) Resident(id paging.BlockID) (ram, disk paging.PartSet) {
 		return h.mu.index.at(b).ram, h.mu.index.at(b).disk
 	}
 	return 0, 0
+}
+
+// OnDevice tells which parts of a block are on the device.
+func (h *Hierarchy) OnDevice(id paging.BlockID) paging.PartSet {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if b := h.mu.index.find(h.mu.byID[id.Namespace].num, &id.Name); b != 0 {
+		return h.deviceParts(b, h.mu.index.at(b))
+	}
+	return 0
 }
 
 // IndexBytesPerBlock is what the index and the policies hold per block.

@@ -23,9 +23,10 @@ type Hold struct {
 	Tiers []Kind // per row: where it was served from; None: not granted
 	Short []Shortfall
 
-	h    *Hierarchy
-	ids  []blockID // per row; 0: not pinned
-	refs []Ref     // as Slots
+	h     *Hierarchy
+	arena Arena     // where the slots are
+	ids   []blockID // per row; 0: not pinned
+	refs  []Ref     // as Slots
 }
 
 // Lookup tells how much of a chain could be served and from where. It pins
@@ -62,10 +63,13 @@ func (h *Hierarchy) kindOf(id blockID, parts paging.PartSet) Kind {
 		return None
 	}
 	b := h.mu.index.at(id)
+	device := h.deviceParts(id, b)
 	switch {
+	case device != 0 && device.Contains(parts):
+		return HBM
 	case b.ram.Contains(parts) && b.ram != 0:
 		return RAM
-	case b.ram|b.disk != 0 && (b.ram | b.disk).Contains(parts):
+	case b.ram|b.disk|device != 0 && (b.ram | b.disk | device).Contains(parts):
 		return NVMe
 	}
 	return None
@@ -98,23 +102,27 @@ func (h *Hierarchy) Fetch(ctx context.Context, req FetchRequest) (*Hold, error) 
 		return nil, paging.ErrClosed
 	}
 	f.pinRows()
-	if !f.resident() || len(h.mu.uses) > maxUses {
+	near := f.resident() && f.raised()
+	if !near || len(h.mu.uses) > maxUses {
 		h.settleUses()
 	}
-	if !f.resident() {
+	if !near {
 		if req.NoWait {
 			f.usable = 0
 			f.pinRows()
 			h.mu.Unlock()
 			return nil, nil
 		}
-		f.bringUp(ctx)
+		if !f.resident() {
+			f.bringUp(ctx)
+		}
+		f.raise(ctx)
 	}
 	hold := f.grant()
 	h.mu.Unlock()
 	for i, r := range hold.refs {
 		if r != 0 {
-			hold.Slots[i] = h.cfg.Arena.Slot(r, hold.Slots[i].Bytes, hold.Slots[i].Sum)
+			hold.Slots[i] = hold.arena.Slot(r, hold.Slots[i].Bytes, hold.Slots[i].Sum)
 		}
 	}
 	return hold, nil
@@ -127,7 +135,7 @@ func (hold *Hold) Page(row, column int) []byte {
 	if hold.refs[i] == 0 {
 		return nil
 	}
-	return hold.h.cfg.Arena.Bytes(hold.refs[i], hold.Slots[i].Bytes)
+	return hold.arena.Bytes(hold.refs[i], hold.Slots[i].Bytes)
 }
 
 // Release gives the pages up and tells whether none of their slots was reused
@@ -141,6 +149,11 @@ func (hold *Hold) Release() (intact bool) {
 		return intact
 	}
 	h.mu.metrics.Holds--
+	if hold.arena != h.cfg.Arena {
+		hold.releaseDevice()
+		hold.ids = nil
+		return intact
+	}
 	// From the head: see unblock.
 	for _, id := range hold.ids {
 		if id != 0 {
@@ -155,7 +168,7 @@ func (hold *Hold) Release() (intact bool) {
 // nothing.
 func (hold *Hold) Intact() bool {
 	for i, r := range hold.refs {
-		if r != 0 && hold.h.cfg.Arena.Slot(r, hold.Slots[i].Bytes, 0).Generation != hold.Slots[i].Generation {
+		if r != 0 && hold.arena.Slot(r, hold.Slots[i].Bytes, 0).Generation != hold.Slots[i].Generation {
 			return false
 		}
 	}
@@ -182,6 +195,10 @@ type fetch struct {
 	bring     []loadItem // to be copied from other nodes by this fetch
 	waits     []wait
 	shrinks   int
+
+	up        bool       // wanted on the device
+	deviceIDs deviceRows // pinned there by this fetch
+	filled    deviceRows // copied there by this fetch, or for it
 }
 
 // wait is a load that this fetch waits for.
@@ -200,7 +217,7 @@ func (h *Hierarchy) getFetch() *fetch {
 func (h *Hierarchy) putFetch(f *fetch) {
 	clear(f.waits)
 	clear(f.bring)
-	*f = fetch{ids: f.ids[:0], pins: f.pins[:0], reasons: f.reasons[:0], from: f.from[:0], remote: f.remote[:0], waits: f.waits[:0], bring: f.bring[:0]}
+	*f = fetch{ids: f.ids[:0], pins: f.pins[:0], reasons: f.reasons[:0], from: f.from[:0], remote: f.remote[:0], waits: f.waits[:0], bring: f.bring[:0], deviceIDs: f.deviceIDs[:0], filled: f.filled[:0]}
 	h.fetches.Put(f)
 }
 
@@ -217,11 +234,12 @@ func (f *fetch) resolve() (err error) {
 		return err
 	}
 	switch {
-	case f.req.Wanted != None && f.req.Wanted != RAM:
-		return fmt.Errorf("wanted tier %v, want RAM: %w", f.req.Wanted, paging.ErrInvalid)
+	case f.req.Wanted > RAM || f.req.Wanted == HBM && f.h.cfg.Device == nil:
+		return fmt.Errorf("wanted tier %v, which this node has not or does not hand out: %w", f.req.Wanted, paging.ErrInvalid)
 	case f.req.Mode > ModeSet:
 		return fmt.Errorf("mode %d: %w", f.req.Mode, paging.ErrInvalid)
 	}
+	f.up = f.req.Wanted == HBM
 	f.now = f.h.nowSeconds()
 	f.ns.used = f.now
 	f.limit = n
@@ -255,8 +273,15 @@ func (f *fetch) have(i int) paging.PartSet {
 	var have paging.PartSet
 	if f.ids[i] != 0 {
 		b := f.h.mu.index.at(f.ids[i])
-		if have = b.ram; !f.req.Resident && !f.remote[i] {
-			have |= b.disk
+		switch {
+		case f.up && f.req.Resident:
+			have = f.onDevice(i)
+		case f.req.Resident:
+			have = b.ram
+		case f.remote[i]:
+			have = b.ram | f.onDevice(i)
+		default:
+			have = b.ram | b.disk | f.onDevice(i)
 		}
 	}
 	if f.elsewhere != nil && !f.req.Resident {
@@ -305,6 +330,7 @@ func (f *fetch) pinRows() {
 			f.h.unpin(id, f.h.mu.index.at(id))
 		}
 	}
+	f.pinDevice()
 }
 
 // missing is the set of pages of row i that have to be brought up.
@@ -312,7 +338,11 @@ func (f *fetch) missing(i int) paging.PartSet {
 	if !f.pins[i] {
 		return 0
 	}
-	return f.wanted(i) &^ f.h.mu.index.at(f.ids[i]).ram
+	missing := f.wanted(i) &^ f.h.mu.index.at(f.ids[i]).ram
+	if f.up && missing != 0 {
+		missing &^= f.onDevice(i)
+	}
+	return missing
 }
 
 func (f *fetch) resident() bool {
@@ -329,15 +359,20 @@ func (f *fetch) grant() *Hold {
 	h := f.h
 	rows := f.usable
 	cols := f.parts.Len()
-	hold := &Hold{h: h, Parts: f.parts, Columns: cols, Slots: make([]paging.Slot, rows*cols), Tiers: make([]Kind, rows),
+	hold := &Hold{h: h, arena: h.cfg.Arena, Parts: f.parts, Columns: cols, Slots: make([]paging.Slot, rows*cols), Tiers: make([]Kind, rows),
 		ids: make([]blockID, rows), refs: make([]Ref, rows*cols)}
+	if f.up {
+		hold.arena = h.cfg.Device
+	}
 	m := &h.mu.metrics
 	for step := range rows {
 		i := step
 		if !h.headFirst {
 			i = rows - 1 - step // the head of a chain is the last to be evicted
 		}
-		if f.pins[i] {
+		if f.up && f.pins[i] {
+			hold.Tiers[i] = f.grantDevice(hold, i)
+		} else if f.pins[i] {
 			id := f.ids[i]
 			b := h.mu.index.at(id)
 			f.grantRow(b, f.wanted(i), hold.Slots[i*cols:(i+1)*cols], hold.refs[i*cols:])
@@ -354,8 +389,14 @@ func (f *fetch) grant() *Hold {
 			continue
 		}
 		hold.Usable++
-		hold.Tiers[i] = max(f.from[i], RAM)
+		if hold.Tiers[i] == None {
+			if hold.Tiers[i] = f.from[i]; hold.Tiers[i] == None {
+				hold.Tiers[i] = RAM
+			}
+		}
 		switch hold.Tiers[i] {
+		case HBM:
+			m.DeviceHitBlocks++
 		case NVMe:
 			m.DiskHitBlocks++
 		case Remote:
@@ -416,12 +457,13 @@ func (f *fetch) reasonOf(i int) Reason {
 	}
 	b := f.h.mu.index.at(id)
 	at := f.ns.pagesAt(f.req.First+i, f.parts)
+	stored := f.h.stored(id, b)
 	switch {
-	case b.ram|b.disk == 0 && b.flags.has(busy):
+	case stored == 0 && b.flags.has(busy):
 		return InFlight
-	case b.ram|b.disk == 0:
+	case stored == 0:
 		return NotFound
-	case f.req.Resident && (b.ram | b.disk).Contains(at) && !b.ram.Contains(at):
+	case f.req.Resident && stored.Contains(at):
 		return Timeout
 	}
 	return PartMissing

@@ -17,6 +17,7 @@ import (
 type Config struct {
 	Arena   Arena   // RAM, required; not closed by the Hierarchy
 	Durable Durable // disk; nil: RAM only. Not closed by the Hierarchy
+	Device  Device  // above RAM; nil: none. Not closed by the Hierarchy
 	Peers   Peers   // other nodes; nil: there are none
 	// Observed says that somebody calls Changes: what becomes of blocks is noted.
 	Observed bool
@@ -51,8 +52,9 @@ type Config struct {
 
 // Quota bounds what a tenant may use of each tier, in bytes of slots. 0: no bound.
 type Quota struct {
-	RAMBytes  int64
-	DiskBytes int64
+	RAMBytes    int64
+	DiskBytes   int64
+	DeviceBytes int64
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -132,6 +134,7 @@ type Hierarchy struct {
 		nextIdleCheck uint32
 		cleaned       chan struct{} // closed and replaced when blocks became clean or evictable
 		metrics       Metrics
+		device        deviceState
 		changes       changeLog
 		history       history
 	}
@@ -167,11 +170,13 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	if cfg.Durable != nil {
 		m.diskBytes = cfg.Durable.Usage().BudgetBytes
 	}
+	h.openDevice()
 	if err := h.checkPolicies(); err != nil {
 		h.cancel()
 		return nil, err
 	}
 	if cfg.Durable == nil {
+		h.startMovers()
 		return h, nil
 	}
 	if err := h.recover(ctx); err != nil {
@@ -179,6 +184,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 		return nil, err
 	}
 	// Owner: the Hierarchy. Exit: Close. Bound: one writer, LoadWorkers loaders.
+	h.startMovers()
 	h.workers.Go(h.writeDown)
 	for range cfg.LoadWorkers {
 		h.workers.Go(h.loadPages)
@@ -201,6 +207,7 @@ func (h *Hierarchy) Close(ctx context.Context) error {
 	h.refuse()
 	leaked := h.leaksLocked()
 	h.mu.work.Broadcast()
+	h.mu.device.work.Broadcast()
 	h.broadcastLocked()
 	h.mu.Unlock()
 	h.wakeWriter()

@@ -47,6 +47,7 @@ const (
 	warm                          // hit while resident
 	passedOver                    // the RAM policy passed it over as a victim
 	freeBlock                     // not in use
+	onDevice                      // has an entry in Hierarchy.device
 )
 
 func (f flags) has(g flags) bool { return f&g != 0 }

@@ -18,6 +18,7 @@ type BlockInfo struct {
 	Model    string
 	RAM      paging.PartSet // parts resident
 	Disk     paging.PartSet // parts on disk
+	Device   paging.PartSet // parts on the device
 	Bytes    int64          // bytes of its pages, each counted once
 	Position int
 	Hits     int
@@ -29,7 +30,10 @@ type BlockInfo struct {
 
 // Tiers lists the tiers that hold the whole of what is stored, fastest first.
 func (b BlockInfo) Tiers() (kinds []Kind) {
-	all := b.RAM | b.Disk
+	all := b.RAM | b.Disk | b.Device
+	if b.Device == all && all != 0 {
+		kinds = append(kinds, HBM)
+	}
 	if b.RAM == all && all != 0 {
 		kinds = append(kinds, RAM)
 	}
@@ -77,7 +81,7 @@ func (h *Hierarchy) Blocks(q BlockQuery) ([]BlockInfo, error) {
 	for at := blockID(1); at != 0; {
 		h.mu.Lock()
 		at = h.mu.index.walk(at, scanStep, func(id blockID, b *block) {
-			if !b.flags.has(dropped) && b.ram|b.disk != 0 && h.matches(&q, b) {
+			if !b.flags.has(dropped) && h.stored(id, b) != 0 && h.matches(&q, id, b) {
 				found = append(found, h.info(id, b, now))
 			}
 		})
@@ -101,7 +105,7 @@ func compareIDs(a, b *paging.BlockID) int {
 	return bytes.Compare(a.Name[:], b.Name[:])
 }
 
-func (h *Hierarchy) matches(q *BlockQuery, b *block) bool {
+func (h *Hierarchy) matches(q *BlockQuery, number blockID, b *block) bool {
 	n := h.of(b)
 	id := paging.BlockID{Namespace: n.id, Name: b.name}
 	switch {
@@ -109,7 +113,8 @@ func (h *Hierarchy) matches(q *BlockQuery, b *block) bool {
 		q.Tenant != "" && n.tenant.name != q.Tenant,
 		q.Tier == RAM && b.ram == 0,
 		q.Tier == NVMe && b.disk == 0,
-		q.Tier != None && q.Tier != RAM && q.Tier != NVMe,
+		q.Tier == HBM && h.deviceParts(number, b) == 0,
+		q.Tier > NVMe,
 		!bytes.HasPrefix(b.name[:], q.Prefix),
 		q.After != nil && compareIDs(&id, q.After) <= 0:
 		return false
@@ -121,7 +126,7 @@ func (h *Hierarchy) info(id blockID, b *block, now uint32) BlockInfo {
 	n := h.of(b)
 	i := BlockInfo{
 		ID: paging.BlockID{Namespace: n.id, Name: b.name}, Tenant: n.tenant.name, Model: n.ns.Layout.Model,
-		RAM: b.ram, Disk: b.disk, Bytes: n.bytesOf(b.ram | b.disk), Position: int(b.position),
+		RAM: b.ram, Disk: b.disk, Device: h.deviceParts(id, b), Bytes: n.bytesOf(h.stored(id, b)), Position: int(b.position),
 		Hits: int(b.hits), Priority: int(h.priorityOf(id, b, now)), Leases: int(b.pins),
 		Idle: time.Duration(now-min(now, b.used)) * time.Second,
 	}
@@ -148,6 +153,10 @@ func (h *Hierarchy) Block(ctx context.Context, id paging.BlockID, verify bool) (
 	b := h.mu.index.at(bid)
 	h.pin(b)
 	defer h.unpin(bid, b)
+	if b.flags.has(onDevice) {
+		h.mu.device.of[bid].pins++
+		defer h.unpinDevice(bid)
+	}
 	info := h.info(bid, b, h.nowSeconds())
 	info.Leases--
 	var copies []PageInfo
@@ -156,6 +165,11 @@ func (h *Hierarchy) Block(ctx context.Context, id paging.BlockID, verify bool) (
 		if b.ram.Has(part) {
 			s := h.cfg.Arena.Slot(p.ram, n.bytes[part], p.sum)
 			c.Tier, c.Place = RAM, fmt.Sprintf("extent %d offset %d", s.Extent, s.Offset)
+			copies = append(copies, c)
+		}
+		if ref := h.deviceRef(bid, b, part); ref != 0 {
+			s := h.cfg.Device.Slot(ref, n.bytes[part], p.sum)
+			c.Tier, c.Place = HBM, fmt.Sprintf("extent %d offset %d", s.Extent, s.Offset)
 			copies = append(copies, c)
 		}
 		if b.disk.Has(part) {
@@ -189,9 +203,18 @@ func (h *Hierarchy) verify(ctx context.Context, n *namespace, id blockID, b *blo
 	if r != NoReason {
 		return "not read: no room in RAM"
 	}
+	device := Ref(0)
+	if c.Tier == HBM {
+		device = h.deviceRef(id, b, c.Part)
+	}
 	h.mu.Unlock()
 	page := Page{ID: paging.PageID{BlockID: paging.BlockID{Namespace: n.id, Name: b.name}, Part: c.Part}, Key: c.Key, Bytes: n.bytes[c.Part], Sum: p.sum}
-	err := h.cfg.Durable.Load(ctx, page, p.disk, h.cfg.Arena.Bytes(ref, page.Bytes))
+	var err error
+	if device != 0 {
+		err = h.cfg.Device.Load(ctx, page, device, h.cfg.Arena.Bytes(ref, page.Bytes))
+	} else {
+		err = h.cfg.Durable.Load(ctx, page, p.disk, h.cfg.Arena.Bytes(ref, page.Bytes))
+	}
 	h.mu.Lock()
 	if Unsettled(err) == nil {
 		h.freeAside(n, c.Part, ref)
@@ -202,6 +225,13 @@ func (h *Hierarchy) verify(ctx context.Context, n *namespace, id blockID, b *blo
 	}
 	if err == nil {
 		return "ok"
+	}
+	if device != 0 {
+		if errors.Is(err, paging.ErrCorrupt) {
+			h.mu.metrics.CorruptPages++
+			h.dropDevice(id, b, c.Part)
+		}
+		return err.Error()
 	}
 	if errors.Is(err, paging.ErrCorrupt) && h.pagesOf(b)[c.Part].disk == p.disk {
 		h.mu.metrics.CorruptPages++

@@ -21,14 +21,17 @@ type load struct {
 	reason   Reason         // why an item failed
 	waiters  []*waiter
 	ahead    []ahead // prefetches that wait for it
+	fill     bool    // brings parts from RAM to the device instead
+	reads    bool    // some items come from the device, whose copy is pinned
 }
 
 // loadItem is the load of one page.
 type loadItem struct {
-	l    *load
-	part int
-	ram  Ref
-	disk Ref // 0: it comes from another node
+	l      *load
+	part   int
+	ram    Ref
+	disk   Ref // 0: it comes from another node, or from the device
+	device Ref // source on the device; of a fill: destination. 0: neither
 }
 
 // leave takes a waiter off.
@@ -158,8 +161,10 @@ func (h *Hierarchy) endLoad(it loadItem, err error) {
 	if err == nil && !b.flags.has(dropped) {
 		n.tenant.aside -= n.slot[it.part]
 		h.publish(b, it.part, it.ram, h.pagesOf(b)[it.part].sum)
-		m.LoadedPages++
-		m.LoadedBytes += int64(n.bytes[it.part])
+		if it.device == 0 {
+			m.LoadedPages++
+			m.LoadedBytes += int64(n.bytes[it.part])
+		}
 	} else {
 		h.freeAside(n, it.part, it.ram)
 		if err != nil {
@@ -191,6 +196,10 @@ func (h *Hierarchy) finishLoad(l *load) {
 	}
 	l.waiters = nil
 	l.loadEnded()
+	if l.reads {
+		h.queueDirty(l.id, b, h.nowSeconds()) // what the device had alone
+		h.unpinDevice(l.id)
+	}
 	h.unpin(l.id, b)
 }
 
@@ -213,6 +222,12 @@ func (h *Hierarchy) loadFailed(b *block, it loadItem, err error) Reason {
 	default:
 		m.LoadErrors++
 	}
+	if it.device != 0 {
+		h.dropDevice(it.l.id, b, it.part)
+		if b.disk.Has(it.part) {
+			return NoReason // that copy is tried next
+		}
+	}
 	if it.disk != 0 && h.pagesOf(b)[it.part].disk == it.disk {
 		h.dropDisk(it.l.id, b, paging.PartSet(0).With(it.part), false)
 		m.DroppedCopies++
@@ -224,6 +239,10 @@ func (h *Hierarchy) loadFailed(b *block, it loadItem, err error) Reason {
 // that runs goes on and its page becomes cache.
 func (h *Hierarchy) cancelLoad(l *load) {
 	if l.taken != 0 || l.open == 0 {
+		return
+	}
+	if l.fill {
+		h.cancelFill(l)
 		return
 	}
 	n := h.of(h.mu.index.at(l.id))

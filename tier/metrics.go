@@ -5,8 +5,8 @@ import "time"
 // Metrics counts what a Hierarchy did since Open, and says what it holds. These
 // hold at every moment:
 //
-//	RequestedBlocks = RAMHitBlocks + DiskHitBlocks + RemoteHitBlocks + MissedBlocks
-//	RequestedTokens = RAMHitTokens + DiskHitTokens + RemoteHitTokens + MissedTokens
+//	RequestedBlocks = DeviceHitBlocks + RAMHitBlocks + DiskHitBlocks + RemoteHitBlocks + MissedBlocks
+//	RequestedTokens = DeviceHitTokens + RAMHitTokens + DiskHitTokens + RemoteHitTokens + MissedTokens
 //	PrefetchBlocks  = PrefetchUseful + PrefetchLate + PrefetchWasted + those that a prefetch holds
 //
 // No byte is copied, read or summed for a RAM hit: BytesCopied is what commits
@@ -16,11 +16,13 @@ type Metrics struct {
 	Lookups           int64 // calls
 	Fetches           int64 // calls
 	RequestedBlocks   int64 // blocks named by Fetch
-	RAMHitBlocks      int64 // granted without I/O
+	DeviceHitBlocks   int64 // granted on the device without a copy, or brought to RAM from there
+	RAMHitBlocks      int64 // granted without I/O, or copied from RAM to the device
 	DiskHitBlocks     int64 // granted after a page was loaded
 	RemoteHitBlocks   int64 // granted after a page came from another node
 	MissedBlocks      int64 // not granted
 	RequestedTokens   int64 // tokens of the blocks above
+	DeviceHitTokens   int64
 	RAMHitTokens      int64
 	DiskHitTokens     int64
 	RemoteHitTokens   int64
@@ -55,23 +57,29 @@ type Metrics struct {
 	IncompleteBlocks int64 // blocks dropped because parts did not come in time
 
 	// Between the tiers.
-	StoredBlocks      int64 // blocks written to disk
-	StoredPages       int64 // pages
-	StoredBytes       int64 // bytes of pages
-	StoreErrors       int64 // batches that failed, but for room and bypass
-	Bypasses          int64 // batches refused because the disk is bypassed
-	DiskFullBatches   int64 // batches for which no room could be made
-	EvictedBlocks     int64 // blocks that left RAM for others
-	EvictedBytes      int64 // bytes of their slots
-	EvictedUncopied   int64 // of these, blocks with a page that was nowhere else
-	DiskEvictedBlocks int64 // blocks that left the disk for others
-	DiskEvictedBytes  int64 // bytes of their slots
-	DroppedBlocks     int64 // blocks dropped by request
-	Prefetches        int64 // calls
-	PrefetchBlocks    int64 // blocks that prefetches began to bring up
-	PrefetchUseful    int64 // of these, used while the prefetch held them
-	PrefetchLate      int64 // of these, wanted by a Fetch before they were there
-	PrefetchWasted    int64 // of these, not used before the deadline, the cancel or a drop
+	FilledPages         int64 // copied from RAM to the device
+	FilledBytes         int64 // bytes of pages
+	LoweredPages        int64 // copied from the device to RAM
+	LoweredBytes        int64 // bytes of pages
+	DeviceEvictedBlocks int64 // copies that left the device for others
+	DeviceEvictedBytes  int64 // bytes of their slots
+	StoredBlocks        int64 // blocks written to disk
+	StoredPages         int64 // pages
+	StoredBytes         int64 // bytes of pages
+	StoreErrors         int64 // batches that failed, but for room and bypass
+	Bypasses            int64 // batches refused because the disk is bypassed
+	DiskFullBatches     int64 // batches for which no room could be made
+	EvictedBlocks       int64 // blocks that left RAM for others
+	EvictedBytes        int64 // bytes of their slots
+	EvictedUncopied     int64 // of these, blocks with a page that was nowhere else
+	DiskEvictedBlocks   int64 // blocks that left the disk for others
+	DiskEvictedBytes    int64 // bytes of their slots
+	DroppedBlocks       int64 // blocks dropped by request
+	Prefetches          int64 // calls
+	PrefetchBlocks      int64 // blocks that prefetches began to bring up
+	PrefetchUseful      int64 // of these, used while the prefetch held them
+	PrefetchLate        int64 // of these, wanted by a Fetch before they were there
+	PrefetchWasted      int64 // of these, not used before the deadline, the cancel or a drop
 
 	// Now.
 	Blocks         int64 // blocks in the index
@@ -79,6 +87,10 @@ type Metrics struct {
 	Namespaces     int64
 	Holds          int64 // not released
 	Attempts       int64 // open
+	DeviceBytes    int64 // slots on the device
+	DeviceBlocks   int64 // blocks with a copy on the device
+	DeviceInFlight int64 // slots on the device that are being filled
+	QueueMoves     int64 // pages that wait for the device
 	RAMLimitBytes  int64 // what pages may take
 	LeasedBytes    int64 // slots in RAM that somebody uses
 	DirtyBytes     int64 // slots in RAM that have to be written down before they can go
@@ -102,6 +114,8 @@ func (m *Metrics) addTokens(blockTokens int64, requested int, tiers []Kind) {
 	m.MissedTokens += blockTokens * int64(requested-len(tiers))
 	for _, k := range tiers {
 		switch k {
+		case HBM:
+			m.DeviceHitTokens += blockTokens
 		case RAM:
 			m.RAMHitTokens += blockTokens
 		case NVMe:
@@ -124,7 +138,11 @@ func (h *Hierarchy) Metrics() Metrics {
 	m.Namespaces = int64(len(h.mu.byID))
 	m.Attempts = int64(len(h.mu.attempts))
 	m.RAMLimitBytes = h.mu.ramBytes
+	m.DeviceBlocks = int64(len(h.mu.device.of))
+	m.QueueMoves = int64(h.mu.device.moves.len())
 	for _, t := range h.mu.tenantList {
+		m.DeviceBytes += t.device
+		m.DeviceInFlight += t.deviceAside
 		m.LeasedBytes += t.ram[leased]
 		m.DirtyBytes += t.ram[dirty]
 		m.CleanBytes += t.ram[clean]
@@ -149,10 +167,11 @@ func (h *Hierarchy) Metrics() Metrics {
 
 // TenantUsage is what a tenant uses of each tier.
 type TenantUsage struct {
-	Tenant    string
-	RAMBytes  int64 // slots, those set aside included
-	DiskBytes int64 // slots
-	Quota     Quota
+	Tenant      string
+	RAMBytes    int64 // slots, those set aside included
+	DiskBytes   int64 // slots
+	DeviceBytes int64 // slots, those being filled included
+	Quota       Quota
 }
 
 // Tenants lists the tenants that have a namespace, in the order in which they
@@ -163,7 +182,7 @@ func (h *Hierarchy) Tenants() []TenantUsage {
 	us := make([]TenantUsage, 0, len(h.mu.tenantList))
 	for _, t := range h.mu.tenantList {
 		us = append(us, TenantUsage{Tenant: t.name, RAMBytes: t.ram[leased] + t.ram[dirty] + t.ram[clean] + t.aside,
-			DiskBytes: t.disk, Quota: t.quota})
+			DiskBytes: t.disk, DeviceBytes: t.device + t.deviceAside, Quota: t.quota})
 	}
 	return us
 }

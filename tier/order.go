@@ -49,7 +49,7 @@ func (h *Hierarchy) newTenant(name string) (*tenant, error) {
 	if t.diskOrder, err = policy.New(h.cfg.DiskPolicy, max(1, h.diskLimit(t)), &h.mu.diskNodes); err != nil {
 		return nil, fmt.Errorf("tier: disk policy: %w", err)
 	}
-	return t, nil
+	return t, h.newDeviceOrder(t)
 }
 
 // ramLimit is the RAM that a tenant can have at most.

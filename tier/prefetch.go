@@ -91,7 +91,7 @@ func (p *Promotion) row(f *fetch, i int, until uint32) {
 	id := f.ids[i]
 	b := h.mu.index.at(id)
 	missing := f.unstarted(i)
-	afar := missing &^ b.disk
+	afar := missing &^ (b.disk | h.deviceParts(id, b))
 	if p.Refused > 0 || afar != 0 && h.mu.loads.afar == maxAfar || !h.foresee(p, f.ns, id, b, b.ram|b.disk|missing, until) {
 		if f.missing(i) != 0 {
 			p.Refused++
@@ -106,7 +106,7 @@ func (p *Promotion) row(f *fetch, i int, until uint32) {
 			return
 		}
 		for _, it := range l.items {
-			if it.disk == 0 {
+			if it.disk == 0 && it.device == 0 {
 				f.bring = append(f.bring, it)
 			}
 		}

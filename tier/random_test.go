@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/tier"
+	"github.com/kvtier/kvtier/tier/hbm"
 	"github.com/kvtier/kvtier/tier/nvme"
 	"github.com/kvtier/kvtier/tier/tiertest"
 )
@@ -40,6 +41,7 @@ type world struct {
 	rng    *rand.Rand
 	ample  bool
 	faulty *tiertest.Faulty
+	device *hbm.Arena // nil: none
 	stored map[paging.BlockName]paging.PartSet
 	holds  []held
 	tries  []try
@@ -69,6 +71,11 @@ const small, large = 1 << 20, 16 << 20
 func TestRandomOperations(t *testing.T) {
 	for name, ns := range layouts() {
 		t.Run("ram/"+name, func(t *testing.T) { random(t, ns, small, nil) })
+		t.Run("device/"+name, func(t *testing.T) { randomDevice(t, ns, small, small/2, nil) })
+		t.Run("device-large/"+name, func(t *testing.T) { randomDevice(t, ns, small, large, nil) })
+		t.Run("device-map/"+name, func(t *testing.T) {
+			randomDevice(t, ns, small, small/2, func(t *testing.T) tier.Durable { return tiertest.NewMap(tier.NVMe, 3*small/2) })
+		})
 		t.Run("ample/"+name, func(t *testing.T) { random(t, ns, large, nil) })
 		t.Run("map/"+name, func(t *testing.T) {
 			random(t, ns, small, func(t *testing.T) tier.Durable { return tiertest.NewMap(tier.NVMe, 3*small/2) })
@@ -86,6 +93,11 @@ func TestRandomOperations(t *testing.T) {
 }
 
 func random(t *testing.T, ns *paging.Namespace, budget int64, disk func(*testing.T) tier.Durable) {
+	randomDevice(t, ns, budget, 0, disk)
+}
+
+// randomDevice is random with a device of so many bytes above RAM; 0: none.
+func randomDevice(t *testing.T, ns *paging.Namespace, budget, device int64, disk func(*testing.T) tier.Durable) {
 	seed := tiertest.Seed(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{rng: rand.New(rand.NewPCG(seed, 3)), ample: budget == large, stored: map[paging.BlockName]paging.PartSet{}}
@@ -95,6 +107,10 @@ func random(t *testing.T, ns *paging.Namespace, budget int64, disk func(*testing
 			t.Cleanup(func() { d.Close() })
 			w.faulty = &tiertest.Faulty{Durable: d}
 			cfg.Durable = w.faulty
+		}
+		if device > 0 {
+			w.device = openDevice(t, device)
+			cfg.Device = w.device
 		}
 		w.kit = open(t, ns, budget, cfg)
 		for range tiertest.Rounds(400) {
@@ -206,6 +222,9 @@ func (w *world) someRetention() *tier.Retention {
 func (w *world) read() {
 	names, first := w.pick()
 	req := tier.FetchRequest{Names: names, First: first, Parts: w.someParts(), Mode: tier.Mode(w.rng.IntN(2)), Resident: w.rng.IntN(5) == 0}
+	if w.device != nil && w.rng.IntN(3) > 0 {
+		req.Wanted = tier.HBM
+	}
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Duration(w.rng.IntN(100))*time.Millisecond)
 	defer cancel()
 	hold := w.fetch(ctx, req)

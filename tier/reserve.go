@@ -126,7 +126,7 @@ func (a *Attempt) refusal(i int, name *paging.BlockName, otherwise Outcome, now 
 		return otherwise
 	}
 	b := a.h.mu.index.at(id)
-	missing := at &^ (b.ram | b.disk)
+	missing := at &^ a.h.stored(id, b)
 	if missing == 0 {
 		return Exists
 	}
@@ -162,7 +162,7 @@ func (a *Attempt) reserveRow(i int, name *paging.BlockName, now time.Time, retry
 	h := a.h
 	id := h.blockFor(a.ns, name, a.first+i, uint32(now.Unix()))
 	b := h.mu.index.at(id)
-	parts := a.ns.pagesAt(a.first+i, a.parts) &^ (b.ram | b.disk)
+	parts := a.ns.pagesAt(a.first+i, a.parts) &^ h.stored(id, b)
 	row := &a.rows[i]
 	*row = attemptRow{id: id, parts: parts, at: len(a.refs), state: open}
 	f := h.inflightOf(id, b)

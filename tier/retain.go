@@ -80,7 +80,7 @@ func (h *Hierarchy) each(ns paging.NamespaceID, names []paging.BlockName, do fun
 	for i := range names {
 		out[i] = ItemMissing
 		if id := h.mu.index.find(n.num, &names[i]); id != 0 {
-			if b := h.mu.index.at(id); b.ram|b.disk != 0 {
+			if b := h.mu.index.at(id); h.stored(id, b) != 0 {
 				out[i] = do(n, id, b)
 			}
 		}

@@ -45,6 +45,9 @@ type tenant struct {
 	starving     int            // calls that wait for blocks to become clean
 	writingBytes int64          // bytes of their slots
 	dirtyq       dirtyQueue
+	deviceOrder  *policy.Policy
+	device       int64 // bytes of slots on the device
+	deviceAside  int64 // bytes of slots there that are being filled
 }
 
 // inflight is what is going on with a block besides being resident.
@@ -74,6 +77,11 @@ func (h *Hierarchy) tenantOf(name string) (*tenant, error) {
 	h.mu.tenants[name] = t
 	h.mu.tenantList = append(h.mu.tenantList, t)
 	return t, nil
+}
+
+// stored is what this node has of a block, wherever.
+func (h *Hierarchy) stored(id blockID, b *block) paging.PartSet {
+	return b.ram | b.disk | h.deviceParts(id, b)
 }
 
 // of is the namespace of a block.
@@ -159,7 +167,11 @@ func (h *Hierarchy) settle(id blockID, b *block) {
 		return
 	}
 	if b.flags.has(dropped) {
-		if !b.flags.has(busy) {
+		if b.flags.has(onDevice) {
+			if h.mu.device.of[id].pins == 0 {
+				h.evictDevice(id, b, false) // comes back here
+			}
+		} else if !b.flags.has(busy) {
 			h.evictRAM(id, b, false)
 			h.remove(id, b)
 		}
@@ -173,7 +185,7 @@ func (h *Hierarchy) settle(id blockID, b *block) {
 			h.unblock(b)
 		}
 	}
-	if b.ram|b.disk == 0 && !b.flags.has(busy) {
+	if b.ram|b.disk == 0 && !b.flags.has(busy|onDevice) {
 		h.mu.index.unlink(id)
 		h.remove(id, b)
 	}
@@ -181,7 +193,7 @@ func (h *Hierarchy) settle(id blockID, b *block) {
 
 // remove forgets a block that nothing uses and that the index does not find.
 func (h *Hierarchy) remove(id blockID, b *block) {
-	check.That(b.ram|b.disk == 0 && b.pins == 0 && !b.flags.has(busy|writing), "removed a block in use")
+	check.That(b.ram|b.disk == 0 && b.pins == 0 && !b.flags.has(busy|writing|onDevice), "removed a block in use")
 	h.forgetNotes(id, b)
 	n := h.of(b)
 	n.blocks--
@@ -286,7 +298,7 @@ func (h *Hierarchy) drop(id blockID, b *block) (now bool) {
 	h.uncount(b)
 	b.flags |= dropped
 	h.count(b)
-	now = b.pins == 1 && !b.flags.has(busy)
+	now = b.pins == 1 && !b.flags.has(busy) && (!b.flags.has(onDevice) || h.mu.device.of[id].pins == 0)
 	h.unpin(id, b)
 	return now
 }

@@ -149,7 +149,7 @@ func (b *batch) ok(t *testing.T, what string) {
 // Pages go in and out in batches, from memory that is registered and from memory
 // that is not, and a slot that somebody wrote to is found when its page leaves.
 func TestBatches(t *testing.T) {
-	a := open(t, Config{Device: hostDevice(t, true), BudgetBytes: 64 << 20})
+	a := grown(t, open(t, Config{Device: hostDevice(t, true), BudgetBytes: 64 << 20}))
 	ram, err := shm.CreateExtent("kvtier-test", 32<<20, shm.Options{NUMANode: -1})
 	if err != nil {
 		t.Fatal(err)

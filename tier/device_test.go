@@ -1,0 +1,202 @@
+package tier_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvtier/kvtier/gpu/host"
+	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/tier"
+	"github.com/kvtier/kvtier/tier/hbm"
+	"github.com/kvtier/kvtier/tier/tiertest"
+)
+
+// openDevice opens the tier on a host device, as one extent.
+func openDevice(t testing.TB, budget int64) *hbm.Arena {
+	t.Helper()
+	d, err := host.Open(host.Config{MemoryBytes: budget + 1<<20, PageSum: paging.Checksum, Strict: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	budget = max(budget, 1<<20)
+	a, err := hbm.Open(t.Context(), hbm.Config{Device: d, BudgetBytes: budget, WorkingBytes: budget/2 - budget/2%4096, MaxPageBytes: 4096, ExtentBytes: budget / 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+const devicePage = 16384
+
+// withDevice runs f on a Hierarchy with a device that holds 32 pages, and RAM for
+// 64, in a bubble.
+func withDevice(t *testing.T, cfg tier.Config, f func(t *testing.T, k *kit, device *hbm.Arena)) {
+	synctest.Test(t, func(t *testing.T) {
+		device := openDevice(t, 2*32*devicePage)
+		cfg.Device = device
+		k := open(t, plain(devicePage), 1<<20+4096*4, cfg)
+		f(t, k, device)
+		synctest.Wait()
+	})
+}
+
+func (k *kit) up(names []paging.BlockName) *tier.Hold {
+	k.t.Helper()
+	ctx, cancel := context.WithTimeout(k.t.Context(), time.Minute)
+	defer cancel()
+	return k.fetch(ctx, tier.FetchRequest{Names: names, Wanted: tier.HBM})
+}
+
+func (k *kit) served(hold *tier.Hold, want tier.Kind) {
+	k.t.Helper()
+	for i, got := range hold.Tiers {
+		if got != want {
+			k.t.Fatalf("row %d was served from %v, want %v", i, got, want)
+		}
+	}
+}
+
+// The first fetch copies to the device and keeps the copy in RAM, the second finds
+// the pages there; both kinds of leases are apart.
+func TestDevicePromotes(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		names := chain(1, 0, 8)
+		k.put(names, 0, 0, tier.CommitOptions{})
+		if near, err := k.Fetch(k.t.Context(), tier.FetchRequest{Namespace: k.id, Names: names, Wanted: tier.HBM, NoWait: true}); near != nil || err != nil {
+			t.Fatalf("pages that are in RAM only were granted on the device at once: %v", err)
+		}
+		first := k.up(names)
+		k.served(first, tier.RAM)
+		if first.Usable != 8 || first.Slots[0].Extent != device.Extents(k.ns.Tenant)[0].ID {
+			t.Fatalf("usable %d, slot %+v", first.Usable, first.Slots[0])
+		}
+		if m := k.Metrics(); m.FilledPages != 8 || m.DeviceBytes != 8*devicePage || m.DeviceBlocks != 8 || m.LeasedBytes != 0 {
+			t.Errorf("after the first: %+v", m)
+		}
+		near, err := k.Fetch(k.t.Context(), tier.FetchRequest{Namespace: k.id, Names: names, Wanted: tier.HBM, NoWait: true})
+		if err != nil || near == nil {
+			t.Fatalf("pages on the device were not granted at once: %v", err)
+		}
+		k.served(near, tier.HBM)
+		if ram, _ := k.Resident(paging.BlockID{Namespace: k.id, Name: names[0]}); ram == 0 {
+			t.Error("the lower copy went")
+		}
+		if !first.Release() || !near.Release() {
+			t.Error("a slot was reused under its lease")
+		}
+		if m := k.Metrics(); m.DeviceHitBlocks != 8 || m.RAMHitBlocks != 8 || m.FilledPages != 8 {
+			t.Errorf("after the second: %+v", m)
+		}
+	})
+}
+
+// A prefix that is longer than the device is granted from its head, whatever lay
+// there before.
+func TestDeviceIsSmallerThanThePrefix(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, _ *hbm.Arena) {
+		names := chain(1, 0, 50)
+		k.put(names, 0, 0, tier.CommitOptions{})
+		k.up(names[30:]).Release() // the tail is there
+		hold := k.up(names)
+		if hold.Usable < 20 || hold.Usable > 32 {
+			t.Errorf("%d of 50 blocks on a device for 32", hold.Usable)
+		}
+		if last := hold.Short[len(hold.Short)-1]; last.Reason != tier.NoSpace {
+			t.Errorf("shortfall %+v", last)
+		}
+		hold.Release()
+	})
+}
+
+// What the device alone has is copied down before it is evicted there, and a fetch
+// to RAM takes it from the device.
+func TestDeviceHasTheLastCopy(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, _ *hbm.Arena) {
+		names := chain(1, 0, 8)
+		k.put(names, 0, 0, tier.CommitOptions{})
+		k.up(names).Release()
+		k.put(chain(2, 0, 60), 0, 0, tier.CommitOptions{}) // RAM is full of others
+		last := slices.IndexFunc(names, func(name paging.BlockName) bool {
+			ram, disk := k.Resident(paging.BlockID{Namespace: k.id, Name: name})
+			return ram|disk == 0
+		})
+		if last < 0 || k.OnDevice(paging.BlockID{Namespace: k.id, Name: names[last]}) == 0 {
+			t.Fatalf("block %d: RAM is full and every copy is there, or that on the device went too", last)
+		}
+		hold := k.fetch(k.t.Context(), tier.FetchRequest{Names: names[last:last+1], First: last})
+		k.served(hold, tier.HBM)
+		if m := k.Metrics(); m.LoweredPages != 1 {
+			t.Errorf("%d pages came down", m.LoweredPages)
+		}
+		hold.Release()
+		lowered := k.Metrics().LoweredPages
+		k.up(chain(2, 0, 32)).Release() // the device is full of others
+		if m := k.Metrics(); m.LoweredPages == lowered {
+			t.Error("nothing came down before it was evicted")
+		}
+		if got := k.usable(names); got != 8 {
+			t.Errorf("%d of 8 blocks are left", got)
+		}
+	})
+}
+
+// A page that somebody wrote to on the device is found when it leaves, and another
+// copy is taken.
+func TestDeviceCopyIsDamaged(t *testing.T) {
+	withDevice(t, tier.Config{Durable: tiertest.NewMap(tier.NVMe, 16<<20)}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		names := chain(1, 0, 4)
+		k.put(names, 0, 0, tier.CommitOptions{Durable: true})
+		hold := k.up(names)
+		hold.Page(2, 0)[100] ^= 1
+		hold.Release()
+		if _, err := k.Demote(k.id, names); err != nil {
+			t.Fatal(err)
+		}
+		down := k.fetch(t.Context(), tier.FetchRequest{Names: names}) // compares every byte
+		if down.Usable != 4 {
+			t.Errorf("usable %d", down.Usable)
+		}
+		down.Release()
+		if m := k.Metrics(); m.CorruptPages != 1 || m.LoweredPages != 3 || m.LoadedPages != 1 || m.DroppedCopies != 1 {
+			t.Errorf("corrupt %d, lowered %d, loaded %d, dropped %d", m.CorruptPages, m.LoweredPages, m.LoadedPages, m.DroppedCopies)
+		}
+		if k.OnDevice(paging.BlockID{Namespace: k.id, Name: names[2]}) != 0 {
+			t.Error("the damaged copy is still there")
+		}
+	})
+}
+
+// Blocks that are dropped or damaged while a lease reads them on the device stay
+// until it is released.
+func TestDeviceDropUnderLease(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		names := chain(1, 0, 4)
+		k.put(names, 0, 0, tier.CommitOptions{})
+		hold := k.up(names)
+		out, err := k.Drop(k.id, names)
+		if err != nil || out[0] != tier.ItemDeferred {
+			t.Errorf("drop of a leased block: %v, %v", out, err)
+		}
+		if k.usable(names) != 0 {
+			t.Error("a dropped block was granted")
+		}
+		k.verify(hold, names)
+		if !hold.Release() {
+			t.Error("a slot was reused under its lease")
+		}
+		if u := device.Usage(); u.Pages != 0 {
+			t.Errorf("%d pages stay on the device", u.Pages)
+		}
+	})
+}
