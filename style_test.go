@@ -46,10 +46,11 @@ var importMap = map[string][]string{
 	"server/member":          {"paging", "server/placement"},
 	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
 	"server/transport":       {"paging", "paging/check/sabotage", "server/placement"},
+	"server/cluster":         {"proto/kvtier/v1", "paging", "tier", "server/placement", "server/directory", "server/transport"},
 	"server/migrate":         {"paging", "server/placement"},
 	"server/trust":           {"paging", "server/transport"},
 	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
-	"server":                 {"server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
+	"server":                 {"server/cluster", "server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
 	"server/servertest":      {"server", "tier", "tier/ram", "tier/nvme", "gpu/host"},
 	"bench":                  nil, // the client, paging and the package being measured
 	"cmd/kvtier":             nil, // picks drivers and devices: anything
@@ -66,7 +67,7 @@ var doors = map[string][]string{
 	"github.com/hashicorp/raft-wal":           {"server/directory"},
 	"github.com/hashicorp/go-hclog":           {"server/directory", "server/member"},
 	"github.com/hashicorp/memberlist":         {"server/member"},
-	"github.com/dgraph-io/ristretto":          {"server"},
+	"github.com/dgraph-io/ristretto":          {"server/cluster"},
 	"github.com/prometheus/client_golang":     {"server"},
 	"go.opentelemetry.io":                     {"server"},
 	"github.com/ebitengine/purego":            {"gpu/cuda"},

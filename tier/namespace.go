@@ -235,6 +235,17 @@ func (h *Hierarchy) Namespace(id paging.NamespaceID) (*paging.Namespace, bool) {
 	return n.ns, true
 }
 
+// Namespaces lists those that are known, in no order. They must not be changed.
+func (h *Hierarchy) Namespaces() []*paging.Namespace {
+	h.mu.lockForHit()
+	defer h.mu.Unlock()
+	var out []*paging.Namespace
+	for _, n := range h.mu.byID {
+		out = append(out, n.ns)
+	}
+	return out
+}
+
 // namespaceLocked is the namespace with this id. Requires h.mu.
 func (h *Hierarchy) namespaceLocked(id paging.NamespaceID) (*namespace, error) {
 	if h.mu.closed {

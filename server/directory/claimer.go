@@ -20,7 +20,7 @@ type Inventory interface {
 	// Held calls f with each block of the named buckets that the node holds and
 	// wants claimed, and its parts. A block that changes meanwhile may be seen in
 	// either state, if Claimer.Set is called for it afterwards.
-	Held(buckets *[bucketCount]bool, f func(placement.BlockKey, paging.PartSet))
+	Held(buckets *Buckets, f func(placement.BlockKey, paging.PartSet))
 }
 
 // ClaimerConfig of a Claimer. Zero values mean the documented default.
@@ -301,7 +301,7 @@ func (c *Claimer) reconcile() error {
 	}
 	c.compared = time.Now()
 	c.count(func(m *ClaimerMetrics) { m.Compares++ })
-	var all, ours = [bucketCount]bool{}, [bucketCount]uint64{}
+	var all, ours = Buckets{}, [bucketCount]uint64{}
 	for i := range all {
 		all[i] = true
 	}
@@ -356,7 +356,7 @@ func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 // repair sends the claims of as many of the first buckets as fit into one entry,
 // and returns how many those were.
 func (c *Claimer) repair(buckets []int) (int, error) {
-	var named [bucketCount]bool
+	var named Buckets
 	perBucket := map[int][]byte{}
 	const most = 64 // buckets looked at for one entry
 	for _, b := range buckets[:min(len(buckets), most)] {

@@ -18,7 +18,7 @@ type shelf struct {
 	held map[placement.BlockKey]paging.PartSet
 }
 
-func (s *shelf) Held(buckets *[bucketCount]bool, f func(placement.BlockKey, paging.PartSet)) {
+func (s *shelf) Held(buckets *Buckets, f func(placement.BlockKey, paging.PartSet)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, parts := range s.held {

@@ -10,6 +10,9 @@ import (
 	"github.com/kvtier/kvtier/server/placement"
 )
 
+// Shards is the number of shards that DropClaims names.
+const Shards = shardCount
+
 // shardCount is the number of shards of the claim table. A shard is what one
 // write may have to copy while a snapshot reads the table: at 5 M claims about
 // 20,000 claims of 32 bytes, well under a millisecond.
@@ -17,6 +20,9 @@ const shardCount = 256
 
 // bucketCount is the number of digests that an owner and the directory compare.
 const bucketCount = 1024
+
+// Buckets names some of them.
+type Buckets [bucketCount]bool
 
 const bucketsPerShard = bucketCount / shardCount
 

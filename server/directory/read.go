@@ -63,6 +63,14 @@ func (s *State) Namespace(id paging.NamespaceID) ([]byte, bool) {
 	return ns.encoded, ok
 }
 
+// Namespaces calls f with each namespace, in no order: its canonical encoding, not
+// to be modified, and when it was put last, to the hour.
+func (s *State) Namespaces(f func(id paging.NamespaceID, encoded []byte, putMillis int64)) {
+	for id, rec := range s.namespaces {
+		f(id, rec.encoded, rec.sinceMillis)
+	}
+}
+
 // Claims is the number of claims held.
 func (s *State) Claims() int64 { return s.claims.count }
 

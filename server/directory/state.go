@@ -3,6 +3,7 @@ package directory
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/kvtier/kvtier/paging"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
@@ -244,7 +245,11 @@ func (s *State) putNamespace(c *kvtierv1.PutNamespace) Result {
 		return Invalid
 	}
 	id := ns.ID()
-	if _, known := s.namespaces[id]; known {
+	if rec, known := s.namespaces[id]; known {
+		if s.nowMillis-rec.sinceMillis >= namespaceFresh.Milliseconds() {
+			rec.sinceMillis = s.nowMillis
+			s.namespaces[id] = rec
+		}
 		return OK
 	}
 	if len(s.namespaces) >= maxNamespaces {
@@ -254,12 +259,19 @@ func (s *State) putNamespace(c *kvtierv1.PutNamespace) Result {
 	return OK
 }
 
+// namespaceFresh is how long a namespace that is named again is left as it is: not
+// every announcement changes the state.
+const namespaceFresh = time.Hour
+
 func (s *State) removeNamespace(c *kvtierv1.RemoveNamespace) Result {
 	var id paging.NamespaceID
 	if len(c.GetNamespaceId()) != len(id) {
 		return Invalid
 	}
 	copy(id[:], c.GetNamespaceId())
+	if rec, known := s.namespaces[id]; known && c.GetPutBeforeUnixMs() != 0 && rec.sinceMillis >= c.GetPutBeforeUnixMs() {
+		return Stale // named again meanwhile
+	}
 	delete(s.namespaces, id)
 	return OK
 }

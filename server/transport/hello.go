@@ -20,6 +20,8 @@ const (
 	Raft    Kind = 1 // the directory's
 	Control Kind = 2
 	Bulk    Kind = 3
+
+	discover Kind = 4 // of a node that does not know the cluster yet
 )
 
 // String is the name used in metrics.
@@ -31,6 +33,8 @@ func (k Kind) String() string {
 		return "control"
 	case Bulk:
 		return "bulk"
+	case discover:
+		return "discover"
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
@@ -204,12 +208,13 @@ func readWelcome(r io.Reader) (welcome, error) {
 func (m *Mux) judge(h *hello, named func(placement.NodeID) bool) welcome {
 	w := welcome{node: m.cfg.ID}
 	version, meet := m.cfg.versions.meet(h.speaks)
+	joins := h.kind == discover && h.cluster == ""
 	switch {
-	case h.cluster != m.cfg.Cluster:
+	case h.cluster != m.cfg.Cluster && !joins:
 		return welcome{refusal: WrongCluster}
 	case !meet:
 		w.refusal = WrongVersion
-	case h.to != m.cfg.ID:
+	case h.to != m.cfg.ID && !joins:
 		w.refusal = WrongNode
 	case h.from == m.cfg.ID || h.from == (placement.NodeID{}) || !named(h.from):
 		w.refusal = WrongName

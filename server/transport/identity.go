@@ -34,8 +34,14 @@ const nodeDomain = ".node.kvtier"
 // NodeName is the DNS name by which a certificate names a node.
 func NodeName(id placement.NodeID) string { return id.String() + nodeDomain }
 
-// names reports whether a certificate is a node's. Wildcards name nobody.
+// names reports whether a certificate is a node's; the zero id stands for any node of
+// the cluster. Wildcards name nobody.
 func (t *TLS) names(cert *x509.Certificate, id placement.NodeID) bool {
+	if id == (placement.NodeID{}) && t.IsNode == nil {
+		return slices.ContainsFunc(cert.DNSNames, func(name string) bool { return strings.HasSuffix(name, nodeDomain) })
+	} else if id == (placement.NodeID{}) {
+		return t.IsNode(cert) == nil
+	}
 	if slices.Contains(cert.DNSNames, NodeName(id)) {
 		return t.IsNode == nil || t.IsNode(cert) == nil
 	}

@@ -35,6 +35,9 @@ type MuxConfig struct {
 	// Resolve tells where a node's peer port is now. It may be called from many
 	// goroutines and must not block.
 	Resolve func(placement.NodeID) (address string, known bool)
+	// Gossip tells a node that joins where this one gossips. nil: nobody can join
+	// here.
+	Gossip func() string
 	// MaxConns bounds the connections that others made, Raft's included. 0: 1,024.
 	MaxConns int
 	// HandshakeTimeout bounds the time from a connection to its welcome. 0: 3 s.
@@ -160,6 +163,9 @@ func OpenMux(cfg MuxConfig) (*Mux, error) {
 	if m.listener, err = m.cfg.Network.Listen(m.ctx, cfg.Listen); err != nil {
 		m.cancel()
 		return nil, fmt.Errorf("peer port on %s: %w", cfg.Listen, err)
+	}
+	if cfg.Gossip != nil {
+		m.mu.serve[discover] = m.introduce
 	}
 	m.running.Go(m.acceptAll) // owner: Mux; exits when the listener closes
 	return m, nil

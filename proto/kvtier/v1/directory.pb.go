@@ -724,9 +724,12 @@ func (x *PutNamespace) GetNamespace() []byte {
 type RemoveNamespace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Namespace id, 32 bytes.
-	NamespaceId   []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NamespaceId []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Only if it was last put before this time, milliseconds since 1970. 0: in any
+	// case.
+	PutBeforeUnixMs int64 `protobuf:"varint,2,opt,name=put_before_unix_ms,json=putBeforeUnixMs,proto3" json:"put_before_unix_ms,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RemoveNamespace) Reset() {
@@ -764,6 +767,13 @@ func (x *RemoveNamespace) GetNamespaceId() []byte {
 		return x.NamespaceId
 	}
 	return nil
+}
+
+func (x *RemoveNamespace) GetPutBeforeUnixMs() int64 {
+	if x != nil {
+		return x.PutBeforeUnixMs
+	}
+	return 0
 }
 
 // ClaimBatch is the next batch of a node's claims. Only sequence last + 1 of
@@ -1322,7 +1332,7 @@ type NamespaceRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Canonical encoding.
 	Namespace []byte `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// When it was put, milliseconds since 1970.
+	// When it was put last, to the hour, milliseconds since 1970.
 	SinceUnixMs   int64 `protobuf:"varint,2,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1572,9 +1582,10 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"RemoveNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\",\n" +
 	"\fPutNamespace\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\fR\tnamespace\"4\n" +
+	"\tnamespace\x18\x01 \x01(\fR\tnamespace\"a\n" +
 	"\x0fRemoveNamespace\x12!\n" +
-	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\"x\n" +
+	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12+\n" +
+	"\x12put_before_unix_ms\x18\x02 \x01(\x03R\x0fputBeforeUnixMs\"x\n" +
 	"\n" +
 	"ClaimBatch\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\x12 \n" +
