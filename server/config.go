@@ -74,6 +74,33 @@ type Config struct {
 	// traces are sent to. Empty: no tracing.
 	OTLPEndpoint string `yaml:"otlp-endpoint"`
 
+	// Name is what people call the node, at most 64 characters. Empty: the name of the
+	// machine.
+	Name string `yaml:"name"`
+	// Bootstrap makes the node the first of a new cluster. It says nothing to a node
+	// that is of one.
+	Bootstrap bool `yaml:"bootstrap"`
+	// Join are peer addresses of nodes of a cluster, host:port with commas between: a
+	// node that is of none becomes one of theirs. Empty, without Bootstrap, and Dir
+	// knows of no cluster: the node is alone.
+	Join string `yaml:"join"`
+	// PeerListen is the address of the port for other nodes. Empty: 127.0.0.1:7441.
+	PeerListen string `yaml:"peer-listen"`
+	// PeerAdvertise is the address of that port as others reach it. Empty: PeerListen.
+	PeerAdvertise string `yaml:"peer-advertise"`
+	// GossipListen is the address of gossip, ip:port. Empty: 127.0.0.1:7442.
+	GossipListen string `yaml:"gossip-listen"`
+	// GossipAdvertise is that address as others reach it. Empty: GossipListen.
+	GossipAdvertise string `yaml:"gossip-advertise"`
+	// GossipKey is a file with the key that gossip is encrypted with, the same on all
+	// nodes. Empty: it is not.
+	GossipKey string `yaml:"gossip-key"`
+	// MaxClaims bounds the claims of the cluster's directory, about 50 bytes of memory
+	// each on every node. 0: 16 million.
+	MaxClaims int `yaml:"max-claims"`
+	// ClaimsGrace is how long the claims of a node that is down are kept. 0: 10 min.
+	ClaimsGrace time.Duration `yaml:"claims-grace"`
+
 	// Origins says where a value came from, by the name of its field: "file",
 	// "env" or "flag". It is shown by status and decides nothing.
 	Origins map[string]string `yaml:"-"`
@@ -126,6 +153,10 @@ const (
 	defaultMaxCallsInFlight = 1024
 	defaultHTTPListen       = "127.0.0.1:7445"
 	defaultPolicy           = "default"
+	defaultPeerListen       = "127.0.0.1:7441"
+	defaultGossipListen     = "127.0.0.1:7442"
+	defaultMaxClaims        = 16 << 20
+	defaultClaimsGrace      = 10 * time.Minute
 	prefetchShare           = 16 // PrefetchBytes is RAMBytes over this
 	stagingShare            = 8  // staging of one attachment is at most RAMBytes over this
 )
@@ -155,5 +186,9 @@ func (c Config) WithDefaults() Config {
 	orDefault(&c.MaxAttachments, defaultMaxAttachments)
 	orDefault(&c.MaxCallsInFlight, defaultMaxCallsInFlight)
 	orDefault(&c.PrefetchBytes, c.RAMBytes/prefetchShare)
+	orDefault(&c.PeerListen, defaultPeerListen)
+	orDefault(&c.GossipListen, defaultGossipListen)
+	orDefault(&c.MaxClaims, defaultMaxClaims)
+	orDefault(&c.ClaimsGrace, defaultClaimsGrace)
 	return c
 }

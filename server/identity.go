@@ -20,6 +20,8 @@ const (
 	identityFile = "node.json"
 	lockFile     = "LOCK"
 	nvmeDir      = "nvme"
+	clusterFile  = "cluster.json"
+	directoryDir = "directory"
 )
 
 const identityFormat = 1
@@ -96,7 +98,7 @@ func inspectDir(path string) error {
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case identityFile, identityFile + ".tmp", lockFile, nvmeDir, "lost+found":
+		case identityFile, identityFile + ".tmp", lockFile, nvmeDir, clusterFile, clusterFile + ".tmp", directoryDir, "lost+found":
 		default:
 			return fmt.Errorf("data directory %s holds %s, which is not kvtier's: name an empty directory: %w", path, e.Name(), paging.ErrIncompatible)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/server/cluster"
 	"github.com/kvtier/kvtier/server/rpc"
 	"github.com/kvtier/kvtier/server/trust"
 	"github.com/kvtier/kvtier/tier"
@@ -31,6 +32,8 @@ type node struct {
 	hier       *tier.Hierarchy
 	ram        RAM
 	nvme       tier.Durable    // nil: none
+	peers      *latePeers      // nil: the node is alone
+	cluster    *cluster.Node   // nil: the node is alone
 	ctx        context.Context // ends when the node closes
 	cancel     context.CancelFunc
 	workers    sync.WaitGroup
@@ -89,6 +92,9 @@ func (n *node) RegisterNamespace(ctx context.Context, c rpc.Caller, r *rpc.Regis
 	id, err := n.hier.RegisterNamespace(&ns)
 	if err != nil {
 		return rpc.RegisterResult{}, err
+	}
+	if n.cluster != nil {
+		n.cluster.Announce(&ns)
 	}
 	res := rpc.RegisterResult{ID: id}
 	if att != nil {

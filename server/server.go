@@ -90,13 +90,20 @@ func Open(ctx context.Context, cfg Config, o Options) (_ *Server, err error) {
 	if s.dir, err = openDir(cfg.Dir); err != nil {
 		return nil, err
 	}
-	if err := s.openNode(ctx, cfg, o); err != nil {
+	record, err := readCluster(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.openNode(ctx, cfg, o, record != nil || cfg.clustered()); err != nil {
 		return nil, err
 	}
 	if err := s.dir.raise(); err != nil {
 		return nil, err
 	}
 	s.node.identity = s.dir.identity
+	if err := s.openListeners(ctx, record); err != nil {
+		return nil, err
+	}
 	if err := s.openFaces(ctx); err != nil {
 		return nil, err
 	}
@@ -104,7 +111,7 @@ func Open(ctx context.Context, cfg Config, o Options) (_ *Server, err error) {
 }
 
 // openNode opens the tiers and what holds them together.
-func (s *Server) openNode(ctx context.Context, cfg Config, o Options) (err error) {
+func (s *Server) openNode(ctx context.Context, cfg Config, o Options, clustered bool) (err error) {
 	n := &node{cfg: cfg, log: o.Logger, version: o.Version, started: time.Now()}
 	n.attachments.max = cfg.MaxAttachments
 	n.leaseIDs.Store(randomLease())
@@ -121,11 +128,15 @@ func (s *Server) openNode(ctx context.Context, cfg Config, o Options) (err error
 			return fmt.Errorf("nvme tier: %w", err)
 		}
 	}
-	n.hier, err = tier.Open(ctx, tier.Config{
+	conf := tier.Config{
 		Arena: n.ram, Durable: n.nvme, RAMPolicy: cfg.Policy, DiskPolicy: cfg.Policy, Quotas: quotas(cfg.Tenants),
 		MaxPageBytes: n.ram.MaxPageBytes(), FlushAfter: cfg.FlushAfter, Logger: o.Logger, Progress: o.Progress,
-	})
-	if err != nil {
+	}
+	if clustered {
+		n.peers = &latePeers{}
+		conf.Peers, conf.Observed = n.peers, true
+	}
+	if n.hier, err = tier.Open(ctx, conf); err != nil {
 		return fmt.Errorf("tiers: %w", err)
 	}
 	return nil
@@ -152,13 +163,25 @@ func accounts(tenants []Tenant) []rpc.Account {
 	return out
 }
 
+// openListeners opens what other machines use, and makes the node one of its
+// cluster.
+func (s *Server) openListeners(ctx context.Context, record *clusterRecord) (err error) {
+	n := s.node
+	if n.trust, err = n.cfg.TLS.open(n.log); err != nil {
+		return fmt.Errorf("tls: %w", err)
+	}
+	if n.cfg.Listen != Off {
+		if s.tcp, err = listenTCP(ctx, n.cfg.Listen); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+	}
+	return s.openCluster(ctx, record)
+}
+
 // openFaces makes the services and their sockets.
 func (s *Server) openFaces(ctx context.Context) (err error) {
 	n := s.node
 	cfg := &n.cfg
-	if n.trust, err = cfg.TLS.open(n.log); err != nil {
-		return fmt.Errorf("tls: %w", err)
-	}
 	if s.tracing, err = openTracing(ctx, cfg.OTLPEndpoint, n.identity, n.log); err != nil {
 		return err
 	}
@@ -180,11 +203,6 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 	}
 	if s.handoff, err = shm.ListenHandoff(cfg.HandoffSocket, socketMode, gid); err != nil { //nolint:contextcheck // does not wait
 		return err
-	}
-	if cfg.Listen != Off {
-		if s.tcp, err = listenTCP(ctx, cfg.Listen); err != nil {
-			return fmt.Errorf("listen: %w", err)
-		}
 	}
 	if cfg.HTTPListen != Off {
 		l, err := listenTCP(ctx, cfg.HTTPListen)
@@ -210,6 +228,14 @@ func (s *Server) HTTPAddr() net.Addr {
 		return nil
 	}
 	return s.http.listener.Addr()
+}
+
+// PeerAddr is where other nodes reach this one; "": it is alone.
+func (s *Server) PeerAddr() string {
+	if s.node.cluster == nil {
+		return ""
+	}
+	return s.node.cluster.PeerAddress()
 }
 
 // Socket is the path of the gRPC unix socket.
@@ -321,10 +347,13 @@ func (s *Server) release(ctx context.Context) error {
 func (n *node) close(ctx context.Context) error {
 	n.cancel()
 	n.workers.Wait()
+	var errs []error
+	if n.cluster != nil {
+		errs = append(errs, n.cluster.Close())
+	}
 	for _, a := range n.attachments.all() {
 		a.discard()
 	}
-	var errs []error
 	if n.hier != nil {
 		errs = append(errs, n.hier.Close(ctx))
 	}

@@ -3,7 +3,9 @@ package server
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,6 +27,8 @@ const (
 	maxStopWithin    = 10 * time.Minute
 	maxLeaseTTL      = 24 * time.Hour
 	maxFlushAfter    = 24 * time.Hour
+	maxNodeName      = 64
+	maxClaimsGrace   = 7 * 24 * time.Hour
 )
 
 // problems collects what is wrong with a configuration.
@@ -45,6 +49,7 @@ func (c Config) Validate() error {
 	c.validateTimes(&p)
 	c.validateListeners(&p)
 	c.validateTenants(&p)
+	c.validateCluster(&p)
 	return errors.Join(p...)
 }
 
@@ -138,6 +143,67 @@ func (c *Config) validateListeners(p *problems) {
 			p.add("otlp-endpoint", "%q: want host:port", c.OTLPEndpoint)
 		}
 	}
+}
+
+// clustered reports whether the configuration asks for a cluster; the data directory
+// may as well.
+func (c *Config) clustered() bool { return c.Bootstrap || c.Join != "" }
+
+func (c *Config) validateCluster(p *problems) {
+	if c.clustered() && c.Dir == "" {
+		p.add("dir", "a node of a cluster keeps its part of the directory: set dir")
+	}
+	if c.Bootstrap && c.Join != "" {
+		p.add("bootstrap", "the first node of a cluster joins none: leave out one of bootstrap and join")
+	}
+	if len(c.Name) > maxNodeName {
+		p.add("name", "%d bytes, at most %d", len(c.Name), maxNodeName)
+	}
+	addresses := map[string]string{"peer-listen": c.PeerListen, "gossip-listen": c.GossipListen}
+	for name, addr := range map[string]string{"peer-advertise": c.PeerAdvertise, "gossip-advertise": c.GossipAdvertise} {
+		if addr != "" {
+			addresses[name] = addr
+		}
+	}
+	for i, addr := range c.seeds() {
+		addresses[fmt.Sprintf("join[%d]", i)] = addr
+	}
+	for _, name := range slices.Sorted(maps.Keys(addresses)) {
+		local, err := loopback(addresses[name])
+		switch {
+		case err != nil:
+			p.add(name, "%q: %v", addresses[name], err)
+		case c.clustered() && name == "peer-listen" && !local && (c.TLS.Cert == "" || c.TLS.CA == "") && !c.Insecure:
+			p.add(name, "%s can be reached from other machines without TLS: set tls.cert, tls.key and tls.ca; or set insecure: true", addresses[name])
+		case c.clustered() && name == "gossip-listen" && !local && c.GossipKey == "" && !c.Insecure:
+			p.add(name, "%s can be reached from other machines without a key: set gossip-key; or set insecure: true", addresses[name])
+		case strings.HasPrefix(name, "gossip-") && !ipLiteral(addresses[name]):
+			p.add(name, "%q: want an IP address and a port", addresses[name])
+		}
+	}
+	if c.MaxClaims < 0 {
+		p.add("max-claims", "is negative")
+	}
+	if c.ClaimsGrace < time.Second || c.ClaimsGrace > maxClaimsGrace {
+		p.add("claims-grace", "%v: want 1s to %v", c.ClaimsGrace, maxClaimsGrace)
+	}
+}
+
+// seeds are the addresses of Join.
+func (c *Config) seeds() []string {
+	if c.Join == "" {
+		return nil
+	}
+	seeds := strings.Split(c.Join, ",")
+	for i := range seeds {
+		seeds[i] = strings.TrimSpace(seeds[i])
+	}
+	return seeds
+}
+
+func ipLiteral(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	return err == nil && net.ParseIP(host) != nil
 }
 
 // loopback reports whether only this machine can reach addr.

@@ -173,6 +173,9 @@ func (n *Node) Start(h *tier.Hierarchy) (err error) {
 	return nil
 }
 
+// Members is gossip, for those who show it.
+func (n *Node) Members() Members { return n.members }
+
 // Close takes the node out of the cluster without a word, as a crash would: its
 // claims stay for the grace time, so that a restart finds them. The Hierarchy that
 // it serves is closed after it. Idempotent.

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/metadb"
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/placement"
@@ -106,15 +108,22 @@ type stores struct {
 const retainedSnapshots = 2
 
 func openStores(dir string) (*stores, error) {
-	log, err := wal.Open(filepath.Join(dir, "log"))
-	if err != nil {
-		return nil, fmt.Errorf("directory log in %s: %w", dir, err)
+	if err := os.MkdirAll(filepath.Join(dir, "log"), 0o700); err != nil {
+		return nil, fmt.Errorf("directory log: %w", err)
 	}
+	// The log does not close the store of its metadata, which is locked: a replica
+	// that is restarted in one process would wait for it for ever.
+	meta := &metadb.BoltMetaDB{}
+	log, err := wal.Open(filepath.Join(dir, "log"), wal.WithMetaStore(meta))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("directory log in %s: %w", dir, err), meta.Close())
+	}
+	done := func() error { return errors.Join(log.Close(), meta.Close()) }
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, retainedSnapshots, hclog.NewNullLogger())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("directory snapshots in %s: %w", dir, err), log.Close())
+		return nil, errors.Join(fmt.Errorf("directory snapshots in %s: %w", dir, err), done())
 	}
-	return &stores{log: log, stable: log, snapshots: snapshots, close: log.Close}, nil
+	return &stores{log: log, stable: log, snapshots: snapshots, close: done}, nil
 }
 
 // Raft's own limits. BatchApplyCh is worth 14 times as many entries a second.

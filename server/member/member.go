@@ -50,7 +50,9 @@ type Config struct {
 	Advertise   string // IP literal and port told to others; "": Bind
 	PeerAddress string
 	RPCAddress  string
-	Seeds       []string // host:port of some other nodes; those that are not reachable are tried again
+	// Seeds finds the gossip addresses, host:port, of some other nodes that answer; it
+	// is called again while this node is alone. nil: there are none.
+	Seeds func(ctx context.Context) []string
 
 	Logger *slog.Logger // state changes only; nil: none
 
@@ -296,16 +298,24 @@ func (m *Members) rejoin() {
 	defer tick.Stop()
 	start := time.Now()
 	for {
-		if len(m.cfg.Seeds) > 0 && (time.Since(start) < insistFor || m.alone()) {
-			if _, err := m.list.Join(m.cfg.Seeds); err != nil {
-				m.cfg.Logger.Debug("no seed answers", "err", err)
-			}
+		if m.cfg.Seeds != nil && (time.Since(start) < insistFor || m.alone()) {
+			m.join()
 		}
 		select {
 		case <-m.ctx.Done():
 			return
 		case <-tick.C:
 		}
+	}
+}
+
+func (m *Members) join() {
+	seeds := m.cfg.Seeds(m.ctx)
+	if len(seeds) == 0 {
+		return
+	}
+	if _, err := m.list.Join(seeds); err != nil {
+		m.cfg.Logger.Debug("no seed answers", "err", err)
 	}
 }
 

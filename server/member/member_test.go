@@ -2,6 +2,7 @@ package member
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"strings"
@@ -110,7 +111,7 @@ func open(t *testing.T, f *fabric, i int, cluster string, incarnation placement.
 	w := f.attach()
 	m, err := Open(Config{
 		ID: placement.NodeID{byte(i)}, Incarnation: incarnation, Name: fmt.Sprint("n", i), Cluster: cluster,
-		Key: bytes.Repeat([]byte{7}, 32), Bind: "127.0.0.1:7442", PeerAddress: w.addr.String(), Seeds: seeds, transport: w,
+		Key: bytes.Repeat([]byte{7}, 32), Bind: "127.0.0.1:7442", PeerAddress: w.addr.String(), Seeds: func(context.Context) []string { return seeds }, transport: w,
 	})
 	if err != nil {
 		t.Fatal(err)
