@@ -44,7 +44,7 @@ var importMap = map[string][]string{
 	"client":                 {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server/placement":       {"paging"},
 	"server/member":          {"paging", "server/placement"},
-	"server/directory":       {"proto/kvtier/v1", "paging", "server/placement"},
+	"server/directory":       {"proto/kvtier/v1", "paging", "paging/check/sabotage", "server/placement"},
 	"server/transport":       {"paging", "paging/check/sabotage", "server/placement"},
 	"server/cluster":         {"proto/kvtier/v1", "paging", "tier", "server/placement", "server/directory", "server/transport"},
 	"server/migrate":         {"paging", "server/placement"},

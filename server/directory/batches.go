@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/paging/check/sabotage"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 	"github.com/kvtier/kvtier/server/placement"
 )
@@ -54,6 +55,9 @@ func (s *State) claimBatch(c *kvtierv1.ClaimBatch) Result {
 	}
 	switch n.sequenced(c.GetSequence()) {
 	case Stale:
+		if sabotage.On("apply-older-sequences") {
+			return s.change(n, changes)
+		}
 		return OK
 	case Gap:
 		n.Gap = true
@@ -71,6 +75,9 @@ func (s *State) change(n *Node, changes []byte) Result {
 		k, parts := decodeChange(changes)
 		if parts != 0 && s.claims.count >= s.maxClaims && s.claims.get(k, n.number) == 0 {
 			result = Full
+			continue
+		}
+		if parts == 0 && sabotage.On("drop-claim-releases") {
 			continue
 		}
 		s.set(n, k, parts)

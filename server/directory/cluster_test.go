@@ -24,6 +24,7 @@ type network struct {
 	nodes map[placement.NodeID]*testNode
 	cut   map[[2]placement.NodeID]bool
 	conns map[net.Conn][2]placement.NodeID
+	lose  func() bool // whether the answer to a forwarded command is lost; nil: never
 }
 
 // testNode is one node: its replica, its disk that survives restarts, and what
@@ -112,12 +113,16 @@ func (n *testNode) Forward(ctx context.Context, leader placement.NodeID, command
 	n.net.mu.Lock()
 	peer := n.net.nodes[leader]
 	reachable := peer.up && !n.net.cut[pair(n.id, leader)]
-	d := peer.dir
+	d, lose := peer.dir, n.net.lose
 	n.net.mu.Unlock()
 	if !reachable {
 		return Invalid, errors.New("unreachable")
 	}
-	return d.ProposeHere(ctx, command)
+	r, err := d.ProposeHere(ctx, command)
+	if lose != nil && lose() {
+		return Invalid, errors.New("the answer was lost")
+	}
+	return r, err
 }
 
 func (n *testNode) Members() []placement.Member {

@@ -3,3 +3,5 @@
 package directory
 
 const randomSteps = 100_000
+
+const linearOps = 12_000

@@ -9,6 +9,9 @@
 //   - publish-first: the commit record is made durable before the bytes
 //   - reuse-leased-slot: a slot is reused while a lease holds it
 //   - skip-receive-verify: checksums of pages from other nodes are not compared
+//   - drop-claim-releases: the directory keeps claims that their owner gave up
+//   - apply-older-sequences: a claim batch that was applied is applied again
+//   - read-cut-off: a leader answers reads that no quorum confirms
 //
 // Safe for concurrent use.
 package sabotage
