@@ -141,8 +141,7 @@ func shortfalls(in []*kvtierv1.Shortfall) []Shortfall {
 	return out
 }
 
-// Retention says how long blocks are worth keeping. Priority is 0 (evict first)
-// to 100; TTL is the time after which it no longer counts (0: never).
+// Retention says how long blocks are worth keeping.
 type Retention struct {
 	Priority     int           // 0, as blocks that nobody retained, to 100
 	TTL          time.Duration // after it the block is an ordinary one; 0: never
