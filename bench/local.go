@@ -164,24 +164,7 @@ func (l *local) fill(ctx context.Context) error {
 var copyCounters = []string{"kvtier_server_read_page_bytes_total", "kvtier_tier_loaded_bytes_total", "kvtier_tier_committed_bytes_total"}
 
 func copiedBytes(ctx context.Context, socket string) (int64, error) {
-	admin, err := client.OpenAdmin(client.Config{Socket: socket})
-	if err != nil {
-		return 0, err
-	}
-	defer admin.Close() //nolint:errcheck // only asked
-	status, err := admin.Status(ctx)
-	if err != nil {
-		return 0, err
-	}
-	var sum int64
-	for _, name := range copyCounters {
-		n, ok := status.Counters[name]
-		if !ok {
-			return 0, fmt.Errorf("the node has no counter %s: %w", name, paging.ErrNotFound)
-		}
-		sum += int64(n)
-	}
-	return sum, nil
+	return sumOfCounters(ctx, socket, copyCounters...)
 }
 
 func (l *local) page(name paging.BlockName, part int) paging.PageID {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/kvtier/kvtier/client"
+	"github.com/kvtier/kvtier/paging"
 )
 
 // stopWithin bounds the graceful stop at the end of a workload.
@@ -121,4 +124,29 @@ func (n *node) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopWithin)
 	defer cancel()
 	return d.Stop(ctx)
+}
+
+// loadedCounter counts the bytes of pages that a node read from its disk.
+const loadedCounter = "kvtier_tier_loaded_bytes_total"
+
+// sumOfCounters asks the node on socket for its counters and adds up those named.
+func sumOfCounters(ctx context.Context, socket string, names ...string) (int64, error) {
+	admin, err := client.OpenAdmin(client.Config{Socket: socket})
+	if err != nil {
+		return 0, err
+	}
+	defer admin.Close() //nolint:errcheck // only asked
+	status, err := admin.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for _, name := range names {
+		n, ok := status.Counters[name]
+		if !ok {
+			return 0, fmt.Errorf("the node has no counter %s: %w", name, paging.ErrNotFound)
+		}
+		sum += int64(n)
+	}
+	return sum, nil
 }

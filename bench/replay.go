@@ -77,6 +77,9 @@ func Replay(ctx context.Context, cfg ReplayConfig) (_ *ReplayReport, err error) 
 	if err := r.play(ctx); err != nil {
 		return nil, err
 	}
+	if err := r.countLoaded(ctx); err != nil {
+		return nil, err
+	}
 	return r.report(time.Since(start)), nil
 }
 
@@ -88,6 +91,9 @@ type replay struct {
 	tally   tally
 	engines []*engine
 	best    policy.Result // of a cache without limit
+
+	loaded     int64 // bytes that the node read from disk for requests, up to countLoaded
+	loadedBase int64 // what this process of the node had read for something else
 
 	kills, audited, recovered, lostDurable, flipped int64 // of the goroutine that crashes the node
 }
@@ -186,10 +192,25 @@ func (r *replay) dispatch(ctx context.Context, jobs chan<- *chain, crash func())
 			return
 		}
 		if kills[i] {
+			if err := r.countLoaded(ctx); err != nil {
+				r.tally.note("counters of the node: %v", err)
+			}
 			r.node.fall()
 			crash()
 		}
 	}
+}
+
+// countLoaded adds what this process of the node has read from disk. A kill that
+// follows takes with it what the request that is in flight reads until then.
+func (r *replay) countLoaded(ctx context.Context) error {
+	n, err := sumOfCounters(ctx, r.node.daemon.Socket(), loadedCounter)
+	if err != nil {
+		return err
+	}
+	r.loaded += n - r.loadedBase
+	r.loadedBase = n
+	return nil
 }
 
 func (r *replay) chain(i int) *chain {
@@ -247,6 +268,9 @@ func (r *replay) outage(ctx context.Context) error {
 		return fmt.Errorf("reading back after the restart: %w", err)
 	}
 	r.audited, r.recovered, r.lostDurable = int64(len(names)), recovered, r.lostDurable+lost
+	if r.loadedBase, err = sumOfCounters(ctx, r.node.daemon.Socket(), loadedCounter); err != nil {
+		return err
+	}
 	r.node.recovered()
 	return nil
 }
@@ -285,7 +309,7 @@ func (r *replay) report(took time.Duration) *ReplayReport {
 		FetchUS: t.fetch.Quantiles(), CommitUS: t.commit.Quantiles(),
 		BytesByPath: BytesByPath{
 			InPlace: t.inPlace.Load(), Staged: t.staged.Load(), StreamRead: t.read.Load(), StreamSent: t.written.Load(),
-			NVMeRead: t.hitTier[client.TierNVMe].Load() * r.cfg.BlockBytes,
+			NVMeRead: r.loaded,
 		},
 		FirstErrors: t.errors(),
 	}

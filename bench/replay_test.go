@@ -60,6 +60,9 @@ func TestReplayHitsAsMuchAsAnyCache(t *testing.T) {
 	if r.HitByTier.NVMe == 0 || r.BytesByPath.InPlace != r.HitBlocks*cfg.BlockBytes {
 		t.Errorf("hits %+v, bytes %+v", r.HitByTier, r.BytesByPath)
 	}
+	if want := r.HitByTier.NVMe * cfg.BlockBytes; r.BytesByPath.NVMeRead < want || r.BytesByPath.NVMeRead > want+want/10 {
+		t.Errorf("the node read %d bytes from disk for hits of %d", r.BytesByPath.NVMeRead, want)
+	}
 	if last != total || total != int64(cfg.Requests) {
 		t.Errorf("progress ended at %d of %d", last, total)
 	}

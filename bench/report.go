@@ -66,7 +66,7 @@ type BytesByPath struct {
 	Staged     int64 `json:"staged"`      // committed out of staging: copied once
 	StreamRead int64 `json:"stream_read"` // read over the page stream
 	StreamSent int64 `json:"stream_sent"` // written over the page stream
-	NVMeRead   int64 `json:"nvme_read"`   // page bytes that the hits from NVMe brought up
+	NVMeRead   int64 `json:"nvme_read"`   // page bytes that the node read from its disk for requests
 }
 
 // PolicyReport is the answer of "bench policy".
