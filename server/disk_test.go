@@ -105,6 +105,9 @@ func TestDirectoryOfAnUnknownFormatStaysAsItIs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(cfg.Dir, "nvme", "FORMAT"), []byte("kvtier-nvme 99\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Remove(filepath.Join(cfg.Dir, "nvme", "LOCK")); err != nil { // as in a copy: it is not made anew
+		t.Fatal(err)
+	}
 	before := contentOf(t, cfg.Dir)
 	for range 2 {
 		if _, err := server.Open(t.Context(), cfg, server.Options{Drivers: servertest.Drivers()}); !errors.Is(err, paging.ErrIncompatible) {

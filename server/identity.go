@@ -18,7 +18,6 @@ import (
 // Names inside the data directory.
 const (
 	identityFile = "node.json"
-	lockFile     = "LOCK"
 	nvmeDir      = "nvme"
 	clusterFile  = "cluster.json"
 	directoryDir = "directory"
@@ -65,7 +64,7 @@ func openDir(path string) (*dataDir, error) {
 	if err := inspectDir(path); err != nil {
 		return nil, err
 	}
-	lock, err := lockPath(filepath.Join(path, lockFile))
+	lock, err := lockDir(path)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +97,7 @@ func inspectDir(path string) error {
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case identityFile, identityFile + ".tmp", lockFile, nvmeDir, clusterFile, clusterFile + ".tmp", directoryDir, "lost+found":
+		case identityFile, identityFile + ".tmp", nvmeDir, clusterFile, clusterFile + ".tmp", directoryDir, "lost+found":
 		default:
 			return fmt.Errorf("data directory %s holds %s, which is not kvtier's: name an empty directory: %w", path, e.Name(), paging.ErrIncompatible)
 		}
@@ -110,18 +109,33 @@ func inspectDir(path string) error {
 	return err
 }
 
+// lockDir locks a directory without a file of its own: one that is found to be
+// somebody else's afterwards is as it was.
+func lockDir(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return lockFile(f)
+}
+
 // lockPath takes an exclusive lock that ends with the process.
 func lockPath(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
+	return lockFile(f)
+}
+
+// lockFile locks f, which it closes on an error.
+func lockFile(f *os.File) (*os.File, error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is locked: another node uses it: %w", path, paging.ErrUnavailable)
+			return nil, fmt.Errorf("%s is locked: another node uses it: %w", f.Name(), paging.ErrUnavailable)
 		}
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return f, nil
 }

@@ -283,6 +283,9 @@ func TestRefusedDirectories(t *testing.T) {
 			cfg := diskConfig(t)
 			onDisk(t, cfg, 3, 5000)
 			spoil(t, cfg.Dir)
+			if err := os.Remove(filepath.Join(cfg.Dir, lockName)); err != nil { // as in a copy: it is not made anew
+				t.Fatal(err)
+			}
 			before := snapshot(t, cfg.Dir)
 			tr, err := Open(cfg)
 			if !errors.Is(err, paging.ErrIncompatible) {

@@ -40,7 +40,8 @@ type directory struct {
 // openDirectory checks what lies there before it changes anything: a directory
 // of an unknown format or with foreign files stays as it is.
 func openDirectory(vol volume, path string) (*directory, error) {
-	if _, err := checkDirectory(vol, path); err != nil {
+	d := new(directory)
+	if _, err := d.check(vol, path); err != nil {
 		return nil, err
 	}
 	if err := vol.Mkdir(""); err != nil {
@@ -50,7 +51,7 @@ func openDirectory(vol volume, path string) (*directory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	d := &directory{lock: lock}
+	d.lock = lock
 	if err := d.read(vol, path); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
@@ -60,32 +61,39 @@ func openDirectory(vol volume, path string) (*directory, error) {
 // read looks again, under the lock, as another process may just have created
 // the directory, and writes the format if it is new.
 func (d *directory) read(vol volume, path string) error {
-	formatted, err := checkDirectory(vol, path)
-	if err != nil {
+	formatted, err := d.check(vol, path)
+	if err != nil || formatted {
 		return err
 	}
-	if !formatted {
-		if err := vol.PutFile(formatName, []byte(formatText)); err != nil {
-			return fmt.Errorf("write %s: %w", filepath.Join(path, formatName), err)
-		}
+	if err := vol.PutFile(formatName, []byte(formatText)); err != nil {
+		return fmt.Errorf("write %s: %w", filepath.Join(path, formatName), err)
+	}
+	return nil
+}
+
+// check looks at all that can tell a directory of somebody else, and changes
+// nothing. formatted: the format is written there already.
+func (d *directory) check(vol volume, path string) (formatted bool, err error) {
+	if formatted, err = checkDirectory(vol, path); err != nil {
+		return false, err
 	}
 	if d.entries, err = vol.List(segmentDir); err != nil {
-		return err
+		return false, err
 	}
 	if err := checkSegments(d.entries, path); err != nil {
-		return err
+		return false, err
 	}
 	root, err := vol.List("")
 	if err != nil {
-		return err
+		return false, err
 	}
 	// The directory of segments is made after the index: if it is there, the
 	// index must be too.
 	d.fresh = !contains(root, segmentDir)
 	if !d.fresh && !contains(root, indexName) {
-		return fmt.Errorf("%s is missing beside its segments: %w", filepath.Join(path, indexName), paging.ErrIncompatible)
+		return false, fmt.Errorf("%s is missing beside its segments: %w", filepath.Join(path, indexName), paging.ErrIncompatible)
 	}
-	return nil
+	return formatted, nil
 }
 
 func contains(entries []entry, name string) bool {

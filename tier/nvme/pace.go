@@ -32,10 +32,11 @@ type pacer struct {
 	next   time.Time // when the cap lets the next write start
 	held   int64     // writes that had to wait for reads, for Metrics
 	closed bool
+	done   chan struct{} // closed by close: ends the waits for time
 }
 
 func newPacer(perSecond int64) *pacer {
-	p := &pacer{perSecond: perSecond}
+	p := &pacer{perSecond: perSecond, done: make(chan struct{})}
 	p.cond.L = &p.mu
 	return p
 }
@@ -84,10 +85,28 @@ func (p *pacer) writeBegins(n int64) bool {
 	p.bytes += n
 	wait := p.capLocked(n)
 	p.mu.Unlock()
-	if wait > 0 {
-		time.Sleep(wait)
+	if p.rest(wait) {
+		return true
 	}
-	return true
+	p.mu.Lock()
+	p.endLocked(n)
+	p.mu.Unlock()
+	return false
+}
+
+// rest waits for d; false: closed meanwhile.
+func (p *pacer) rest(d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-p.done:
+		return false
+	}
 }
 
 func (p *pacer) roomLocked(n int64) bool {
@@ -117,19 +136,24 @@ func (p *pacer) writeEnds(n int64, took time.Duration) {
 	p.mu.Lock()
 	if p.reads > p.hung {
 		p.mu.Unlock()
-		time.Sleep(min(took, maxRest))
+		p.rest(min(took, maxRest))
 		p.mu.Lock()
 	}
-	p.writes--
-	p.bytes -= n
-	p.cond.Broadcast()
+	p.endLocked(n)
 	p.mu.Unlock()
 }
 
-// close lets waiting writes go, with false.
+func (p *pacer) endLocked(n int64) {
+	p.writes--
+	p.bytes -= n
+	p.cond.Broadcast()
+}
+
+// close lets waiting writes go, with false. Once.
 func (p *pacer) close() {
 	p.mu.Lock()
 	p.closed = true
+	close(p.done)
 	p.cond.Broadcast()
 	p.mu.Unlock()
 }

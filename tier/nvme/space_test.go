@@ -308,3 +308,29 @@ func TestWriteCap(t *testing.T) {
 		}
 	})
 }
+
+// TestCloseEndsTheWaitForTheCap: a write that waits for its allowance does not
+// hold up Close.
+func TestCloseEndsTheWaitForTheCap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPacer(1)
+		if !p.writeBegins(1 << 20) {
+			t.Fatal("the first write waits for nothing and was refused")
+		}
+		p.writeEnds(1<<20, 0)
+		began := time.Now()
+		late := make(chan bool)
+		go func() { late <- p.writeBegins(1) }() // due in 12 days
+		synctest.Wait()
+		p.close()
+		if <-late {
+			t.Error("the write that waited began after close")
+		}
+		if d := time.Since(began); d != 0 {
+			t.Errorf("close took %v", d)
+		}
+		if p.writes != 0 || p.bytes != 0 {
+			t.Errorf("%d writes of %d bytes count as running", p.writes, p.bytes)
+		}
+	})
+}
