@@ -6,12 +6,13 @@ VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 TOOL    := $(GO) tool -modfile=.ci/tools/go.mod
 PYENV   := bin/python
+ENGINES := bin/engines
 PYPROTO := bin/tools/protoc-python
 LINTER  := $(GO) tool -modfile=.ci/lint/go.mod golangci-lint
 SEED    ?= 0
 ROUNDS  ?= 200
 
-.PHONY: build demo test unit race sabotage python torture lint proto proto-python proto-check bench clean
+.PHONY: build demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
 
 build: ## bin/kvtier, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier ./cmd/kvtier
@@ -37,14 +38,27 @@ $(PYENV)/ready: client/python/pyproject.toml
 	touch $@
 
 python: build $(PYENV)/ready ## the Python package: lint, types, tests against the built daemon, and its wheel in a clean environment
-	$(PYENV)/bin/ruff check client/python
-	$(PYENV)/bin/ruff format --check client/python
+	$(PYENV)/bin/ruff check --config client/python/pyproject.toml client/python examples
+	$(PYENV)/bin/ruff format --config client/python/pyproject.toml --check client/python examples
 	cd client/python && $(CURDIR)/$(PYENV)/bin/mypy
 	$(PYENV)/bin/python -m pytest client/python
 	rm -rf bin/wheel
 	$(PYTHON) -m venv bin/wheel
 	bin/wheel/bin/pip install -q --disable-pip-version-check ./client/python
 	bin/wheel/bin/python -m kvtier.check --socket /nonexistent.sock | grep 'start `kvtier serve`' >/dev/null
+
+# $(ENGINES)/ready: the engines that run on a CPU, several GB because torch from PyPI brings its GPU libraries.
+$(ENGINES)/ready: client/python/engines.txt client/python/pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/pip install -q --disable-pip-version-check uv
+	$(ENGINES)/bin/uv pip install -q --python $(ENGINES)/bin/python -r client/python/engines.txt -e 'client/python[dev]'
+	touch $@
+
+test-engines: build $(ENGINES)/ready ## the Python package with real engines
+	$(ENGINES)/bin/python -m pytest client/python/tests/engine_transformers.py
+
+demo-engine: build $(ENGINES)/ready ## time to first token of a small real model: recompute, cold, warm from RAM, warm from NVMe
+	$(ENGINES)/bin/python examples/transformers_demo.py --kvtier bin/kvtier
 
 torture: ## hours: hundreds of rounds of the crash and random tests; prints its seeds
 	KVTIER_TORTURE=$(ROUNDS) KVTIER_SEED=$(SEED) $(GO) test -race -timeout 12h -count=1 ./...

@@ -241,6 +241,17 @@ class Client:
         return bool(self._target.address)
 
     @property
+    def socket(self) -> str:
+        """Path of the node's socket; empty if streamed."""
+        return self._target.socket
+
+    @property
+    def attachment(self) -> bytes:
+        """The id by which the node knows this client now; empty if streamed or not attached."""
+        link = self._link
+        return link.attachment if link is not None else b""
+
+    @property
     def tenant(self) -> str:
         """The tenant that the node knows this client by; empty if streamed or not attached."""
         link = self._link
