@@ -130,17 +130,20 @@ func loading(log *slog.Logger) func(done, about int64) {
 // printReady says that clients can connect, and where. Who started the process
 // waits for the line.
 func printReady(out *output, s *server.Server) error {
-	listen, http := server.Off, server.Off
+	listen, http, peers := server.Off, server.Off, server.Off
 	if a := s.Addr(); a != nil {
 		listen = a.String()
 	}
 	if a := s.HTTPAddr(); a != nil {
 		http = a.String()
 	}
-	if out.json() {
-		return out.value(map[string]any{"state": "ready", "socket": s.Socket(), "listen": listen, "http": http, "pid": os.Getpid()})
+	if a := s.PeerAddr(); a != "" {
+		peers = a
 	}
-	_, err := fmt.Fprintf(out.w, "ready socket=%s listen=%s http=%s pid=%d\n", s.Socket(), listen, http, os.Getpid())
+	if out.json() {
+		return out.value(map[string]any{"state": "ready", "socket": s.Socket(), "listen": listen, "http": http, "peers": peers, "pid": os.Getpid()})
+	}
+	_, err := fmt.Fprintf(out.w, "ready socket=%s listen=%s http=%s peers=%s pid=%d\n", s.Socket(), listen, http, peers, os.Getpid())
 	return err
 }
 

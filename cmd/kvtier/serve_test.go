@@ -135,10 +135,10 @@ func TestReadyLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ready struct {
-		State, Socket, Listen string
-		PID                   int
+		State, Socket, Listen, Peers string
+		PID                          int
 	}
-	if err := json.Unmarshal([]byte(out.String()), &ready); err != nil || ready.State != "ready" || ready.PID != os.Getpid() || strings.HasSuffix(ready.Listen, ":0") {
+	if err := json.Unmarshal([]byte(out.String()), &ready); err != nil || ready.State != "ready" || ready.PID != os.Getpid() || strings.HasSuffix(ready.Listen, ":0") || ready.Peers != "off" {
 		t.Errorf("%s: %v", out.String(), err)
 	}
 }
