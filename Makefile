@@ -38,8 +38,8 @@ $(PYENV)/ready: client/python/pyproject.toml
 	touch $@
 
 python: build $(PYENV)/ready ## the Python package: lint, types, tests against the built daemon, and its wheel in a clean environment
-	$(PYENV)/bin/ruff check --config client/python/pyproject.toml client/python examples
-	$(PYENV)/bin/ruff format --config client/python/pyproject.toml --check client/python examples
+	cd client/python && for at in . "--config pyproject.toml ../../examples"; do \
+		$(CURDIR)/$(PYENV)/bin/ruff check $$at && $(CURDIR)/$(PYENV)/bin/ruff format --check $$at || exit 1; done
 	cd client/python && $(CURDIR)/$(PYENV)/bin/mypy
 	$(PYENV)/bin/python -m pytest client/python
 	rm -rf bin/wheel

@@ -4,14 +4,19 @@
 # source: kvtier/v1/pages.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 31, 1, "", "kvtier/v1/pages.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'kvtier/v1/pages.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -21,124 +26,122 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvtier.v1 import types_pb2 as kvtier_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvtier/v1/types.proto"\xce\x02\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x10.kvtier.v1.HelloH\x00\x12(\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x17.kvtier.v1.FetchRequestH\x00\x12(\n\x05\x61\x64opt\x18\x04 \x01(\x0b\x32\x17.kvtier.v1.AdoptRequestH\x00\x12,\n\x07release\x18\x05 \x01(\x0b\x32\x19.kvtier.v1.ReleaseRequestH\x00\x12(\n\x05renew\x18\x06 \x01(\x0b\x32\x17.kvtier.v1.RenewRequestH\x00\x12%\n\x07revoked\x18\x07 \x01(\x0b\x32\x12.kvtier.v1.RevokedH\x00\x12(\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x17.kvtier.v1.AbortRequestH\x00\x42\t\n\x07message"\xb4\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x14\n\x0cgroup_secret\x18\x05 \x01(\x0c\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13previous_attachment\x18\x07 \x01(\x0c\x12\r\n\x05ranks\x18\x08 \x03(\r"\x93\x04\n\x0e\x41ttachResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x07welcome\x18\x02 \x01(\x0b\x32\x12.kvtier.v1.WelcomeH\x00\x12)\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x18.kvtier.v1.FetchResponseH\x00\x12)\n\x05\x61\x64opt\x18\x04 \x01(\x0b\x32\x18.kvtier.v1.AdoptResponseH\x00\x12-\n\x07release\x18\x05 \x01(\x0b\x32\x1a.kvtier.v1.ReleaseResponseH\x00\x12)\n\x05renew\x18\x06 \x01(\x0b\x32\x18.kvtier.v1.RenewResponseH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.kvtier.v1.ErrorDetailH\x00\x12\x30\n\rextents_added\x18\x08 \x01(\x0b\x32\x17.kvtier.v1.ExtentsAddedH\x00\x12+\n\nrevocation\x18\t \x01(\x0b\x32\x15.kvtier.v1.RevocationH\x00\x12/\n\x08prefetch\x18\n \x01(\x0b\x32\x1b.kvtier.v1.PrefetchProgressH\x00\x12\'\n\x08stopping\x18\x0b \x01(\x0b\x32\x13.kvtier.v1.StoppingH\x00\x12)\n\x05\x61\x62ort\x18\x0c \x01(\x0b\x32\x18.kvtier.v1.AbortResponseH\x00\x42\t\n\x07message"\x81\x02\n\x07Welcome\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0ehandoff_socket\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12 \n\x06\x61renas\x18\x07 \x03(\x0b\x32\x10.kvtier.v1.Arena\x12\x16\n\x0estaging_extent\x18\x08 \x01(\r\x12\x15\n\rstaging_bytes\x18\t \x01(\x04\x12,\n\tlease_ttl\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration"\\\n\x05\x41rena\x12\n\n\x02id\x18\x01 \x01(\r\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x18\n\x10slot_align_bytes\x18\x04 \x01(\r"2\n\x0c\x45xtentsAdded\x12"\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x11.kvtier.v1.Extent"2\n\x06\x45xtent\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05\x61rena\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04"L\n\nRevocation\x12\x11\n\tlease_ids\x18\x01 \x03(\x04\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.kvtier.v1.RevocationReason"\x1c\n\x07Revoked\x12\x11\n\tlease_ids\x18\x01 \x03(\x04"5\n\x08Stopping\x12)\n\x06within\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration"\x82\x01\n\x18RegisterNamespaceRequest\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.kvtier.v1.Layout\x12\x0c\n\x04salt\x18\x02 \x01(\x0c\x12!\n\x19prefill_tokens_per_second\x18\x03 \x01(\x01\x12\x12\n\nattachment\x18\x04 \x01(\x0c"`\n\x19RegisterNamespaceResponse\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x16\n\x0estaging_extent\x18\x02 \x01(\r\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04"I\n\rLookupRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04"M\n\x0eLookupResponse\x12\x15\n\rusable_blocks\x18\x01 \x01(\r\x12\x15\n\rusable_tokens\x18\x02 \x01(\x04\x12\r\n\x05tiers\x18\x03 \x01(\x0c"\xbe\x02\n\x0c\x46\x65tchRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\x14\n\x0cprefix_lease\x18\x04 \x01(\x04\x12\r\n\x05parts\x18\x05 \x01(\x04\x12"\n\x04mode\x18\x06 \x01(\x0e\x32\x14.kvtier.v1.FetchMode\x12$\n\x0bwanted_tier\x18\x07 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tfor_group\x18\n \x01(\x08\x12\x13\n\x0b\x66irst_block\x18\x0b \x01(\r"\xe9\x01\n\rFetchResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x15\n\rusable_blocks\x18\x02 \x01(\r\x12\x15\n\rusable_tokens\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x0c\x12\r\n\x05tiers\x18\x05 \x01(\x0c\x12(\n\nshortfalls\x18\x06 \x03(\x0b\x32\x14.kvtier.v1.Shortfall\x12\x13\n\x0b\x61\x64opt_token\x18\x07 \x01(\x0c\x12,\n\tlease_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05parts\x18\t \x01(\x04"|\n\tShortfall\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12!\n\x06reason\x18\x03 \x01(\x0e\x32\x11.kvtier.v1.Reason\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration"F\n\x0c\x41\x64optRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61\x64opt_token\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04"V\n\rAdoptResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x15\n\rusable_blocks\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\r\n\x05parts\x18\x04 \x01(\x04"M\n\x0eReleaseRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\x12\x14\n\x0c\x61\x64opt_tokens\x18\x03 \x03(\x0c"\x1f\n\x0fReleaseResponse\x12\x0c\n\x04lost\x18\x01 \x03(\x04"c\n\x0cRenewRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\x12,\n\tlease_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration" \n\rRenewResponse\x12\x0f\n\x07unknown\x18\x01 \x03(\x04"\xd8\x01\n\x0eReserveRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\x04\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\x0c"\x84\x01\n\x0fReserveResponse\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x0c\x12\x10\n\x08outcomes\x18\x02 \x01(\x0c\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x30\n\rin_flight_for\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05parts\x18\x05 \x01(\x04"|\n\rCommitRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\'\n\tretention\x18\x05 \x01(\x0b\x32\x14.kvtier.v1.Retention""\n\x0e\x43ommitResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c"3\n\x0c\x41\x62ortRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c"\x0f\n\rAbortResponse"\xbc\x01\n\x0fPrefetchRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\r\n\x05parts\x18\x04 \x01(\x04\x12\x1d\n\x04tier\x18\x05 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x10\n\x08priority\x18\x06 \x01(\r\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration"S\n\x10PrefetchResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x64mitted_blocks\x18\x02 \x01(\r\x12\x16\n\x0erefused_blocks\x18\x03 \x01(\r"b\n\x10PrefetchProgress\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x0c\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12!\n\x06reason\x18\x04 \x01(\x0e\x32\x11.kvtier.v1.Reason"3\n\rCancelRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x04"\x10\n\x0e\x43\x61ncelResponse"]\n\tRetention\x12\x10\n\x08priority\x18\x01 \x01(\r\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erefresh_on_hit\x18\x03 \x01(\x08"c\n\rRetainRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\'\n\tretention\x18\x03 \x01(\x0b\x32\x14.kvtier.v1.Retention""\n\x0eRetainResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c"Y\n\rDemoteRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\x1d\n\x04\x66rom\x18\x03 \x01(\x0e\x32\x0f.kvtier.v1.Tier""\n\x0e\x44\x65moteResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c"8\n\x0b\x44ropRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c" \n\x0c\x44ropResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c"_\n\nPinRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration"\x1f\n\x0bPinResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c"\x85\x01\n\x10ReadPagesRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04\x12"\n\x04mode\x18\x04 \x01(\x0e\x32\x14.kvtier.v1.FetchMode\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r"s\n\x11ReadPagesResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.kvtier.v1.ReadPagesHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvtier.v1.PageChunkH\x00\x42\t\n\x07message"\x87\x01\n\x0fReadPagesHeader\x12\x15\n\rusable_blocks\x18\x01 \x01(\r\x12\x15\n\rusable_tokens\x18\x02 \x01(\x04\x12\r\n\x05tiers\x18\x03 \x01(\x0c\x12(\n\nshortfalls\x18\x04 \x03(\x0b\x32\x14.kvtier.v1.Shortfall\x12\r\n\x05parts\x18\x05 \x01(\x04"l\n\tPageChunk\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\npage_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06"t\n\x11WritePagesRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.kvtier.v1.WritePagesHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvtier.v1.PageChunkH\x00\x42\t\n\x07message"\x9b\x01\n\x10WritePagesHeader\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x05 \x01(\x08\x12\'\n\tretention\x18\x06 \x01(\x0b\x32\x14.kvtier.v1.Retention"&\n\x12WritePagesResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c*t\n\x10RevocationReason\x12!\n\x1dREVOCATION_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REVOCATION_REASON_OVERDUE\x10\x01\x12\x1e\n\x1aREVOCATION_REASON_OPERATOR\x10\x02*R\n\tFetchMode\x12\x1a\n\x16\x46\x45TCH_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46\x45TCH_MODE_PREFIX\x10\x01\x12\x12\n\x0e\x46\x45TCH_MODE_SET\x10\x02*\xab\x03\n\x0cWriteOutcome\x12\x1d\n\x19WRITE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15WRITE_OUTCOME_GRANTED\x10\x01\x12\x18\n\x14WRITE_OUTCOME_EXISTS\x10\x02\x12\x1b\n\x17WRITE_OUTCOME_IN_FLIGHT\x10\x03\x12\x1e\n\x1aWRITE_OUTCOME_STAGING_FULL\x10\x04\x12\x1a\n\x16WRITE_OUTCOME_NO_SPACE\x10\x05\x12\x1c\n\x18WRITE_OUTCOME_OVER_QUOTA\x10\x06\x12\x1b\n\x17WRITE_OUTCOME_COMMITTED\x10\x07\x12\x1b\n\x17WRITE_OUTCOME_DUPLICATE\x10\x08\x12%\n!WRITE_OUTCOME_DUPLICATE_DIVERGENT\x10\t\x12\x19\n\x15WRITE_OUTCOME_EXPIRED\x10\n\x12\x1d\n\x19WRITE_OUTCOME_NOT_DURABLE\x10\x0b\x12\x19\n\x15WRITE_OUTCOME_CORRUPT\x10\x0c\x12\x1a\n\x16WRITE_OUTCOME_REPEATED\x10\r*\xb0\x01\n\x0bItemOutcome\x12\x1c\n\x18ITEM_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15ITEM_OUTCOME_ACCEPTED\x10\x01\x12\x18\n\x14ITEM_OUTCOME_CLIPPED\x10\x02\x12\x19\n\x15ITEM_OUTCOME_DEFERRED\x10\x03\x12\x19\n\x15ITEM_OUTCOME_REJECTED\x10\x04\x12\x18\n\x14ITEM_OUTCOME_MISSING\x10\x05\x32\xab\t\n\x0cPagesService\x12\x41\n\x06\x41ttach\x12\x18.kvtier.v1.AttachRequest\x1a\x19.kvtier.v1.AttachResponse(\x01\x30\x01\x12^\n\x11RegisterNamespace\x12#.kvtier.v1.RegisterNamespaceRequest\x1a$.kvtier.v1.RegisterNamespaceResponse\x12=\n\x06Lookup\x12\x18.kvtier.v1.LookupRequest\x1a\x19.kvtier.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x17.kvtier.v1.FetchRequest\x1a\x18.kvtier.v1.FetchResponse\x12:\n\x05\x41\x64opt\x12\x17.kvtier.v1.AdoptRequest\x1a\x18.kvtier.v1.AdoptResponse\x12@\n\x07Release\x12\x19.kvtier.v1.ReleaseRequest\x1a\x1a.kvtier.v1.ReleaseResponse\x12:\n\x05Renew\x12\x17.kvtier.v1.RenewRequest\x1a\x18.kvtier.v1.RenewResponse\x12@\n\x07Reserve\x12\x19.kvtier.v1.ReserveRequest\x1a\x1a.kvtier.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.kvtier.v1.CommitRequest\x1a\x19.kvtier.v1.CommitResponse\x12:\n\x05\x41\x62ort\x12\x17.kvtier.v1.AbortRequest\x1a\x18.kvtier.v1.AbortResponse\x12\x43\n\x08Prefetch\x12\x1a.kvtier.v1.PrefetchRequest\x1a\x1b.kvtier.v1.PrefetchResponse\x12=\n\x06\x43\x61ncel\x12\x18.kvtier.v1.CancelRequest\x1a\x19.kvtier.v1.CancelResponse\x12=\n\x06Retain\x12\x18.kvtier.v1.RetainRequest\x1a\x19.kvtier.v1.RetainResponse\x12=\n\x06\x44\x65mote\x12\x18.kvtier.v1.DemoteRequest\x1a\x19.kvtier.v1.DemoteResponse\x12\x37\n\x04\x44rop\x12\x16.kvtier.v1.DropRequest\x1a\x17.kvtier.v1.DropResponse\x12\x34\n\x03Pin\x12\x15.kvtier.v1.PinRequest\x1a\x16.kvtier.v1.PinResponse\x12H\n\tReadPages\x12\x1b.kvtier.v1.ReadPagesRequest\x1a\x1c.kvtier.v1.ReadPagesResponse0\x01\x12K\n\nWritePages\x12\x1c.kvtier.v1.WritePagesRequest\x1a\x1d.kvtier.v1.WritePagesResponse(\x01\x42\x33Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvtier/v1/types.proto\"\xce\x02\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12!\n\x05hello\x18\x02 \x01(\x0b\x32\x10.kvtier.v1.HelloH\x00\x12(\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x17.kvtier.v1.FetchRequestH\x00\x12(\n\x05\x61\x64opt\x18\x04 \x01(\x0b\x32\x17.kvtier.v1.AdoptRequestH\x00\x12,\n\x07release\x18\x05 \x01(\x0b\x32\x19.kvtier.v1.ReleaseRequestH\x00\x12(\n\x05renew\x18\x06 \x01(\x0b\x32\x17.kvtier.v1.RenewRequestH\x00\x12%\n\x07revoked\x18\x07 \x01(\x0b\x32\x12.kvtier.v1.RevokedH\x00\x12(\n\x05\x61\x62ort\x18\x08 \x01(\x0b\x32\x17.kvtier.v1.AbortRequestH\x00\x42\t\n\x07message\"\xb4\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\x12\x14\n\x0cgroup_secret\x18\x05 \x01(\x0c\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x04\x12\x1b\n\x13previous_attachment\x18\x07 \x01(\x0c\x12\r\n\x05ranks\x18\x08 \x03(\r\"\x93\x04\n\x0e\x41ttachResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12%\n\x07welcome\x18\x02 \x01(\x0b\x32\x12.kvtier.v1.WelcomeH\x00\x12)\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x18.kvtier.v1.FetchResponseH\x00\x12)\n\x05\x61\x64opt\x18\x04 \x01(\x0b\x32\x18.kvtier.v1.AdoptResponseH\x00\x12-\n\x07release\x18\x05 \x01(\x0b\x32\x1a.kvtier.v1.ReleaseResponseH\x00\x12)\n\x05renew\x18\x06 \x01(\x0b\x32\x18.kvtier.v1.RenewResponseH\x00\x12\'\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x16.kvtier.v1.ErrorDetailH\x00\x12\x30\n\rextents_added\x18\x08 \x01(\x0b\x32\x17.kvtier.v1.ExtentsAddedH\x00\x12+\n\nrevocation\x18\t \x01(\x0b\x32\x15.kvtier.v1.RevocationH\x00\x12/\n\x08prefetch\x18\n \x01(\x0b\x32\x1b.kvtier.v1.PrefetchProgressH\x00\x12\'\n\x08stopping\x18\x0b \x01(\x0b\x32\x13.kvtier.v1.StoppingH\x00\x12)\n\x05\x61\x62ort\x18\x0c \x01(\x0b\x32\x18.kvtier.v1.AbortResponseH\x00\x42\t\n\x07message\"\x81\x02\n\x07Welcome\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x0c\n\x04node\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x16\n\x0ehandoff_socket\x18\x05 \x01(\t\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12 \n\x06\x61renas\x18\x07 \x03(\x0b\x32\x10.kvtier.v1.Arena\x12\x16\n\x0estaging_extent\x18\x08 \x01(\r\x12\x15\n\rstaging_bytes\x18\t \x01(\x04\x12,\n\tlease_ttl\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\"\\\n\x05\x41rena\x12\n\n\x02id\x18\x01 \x01(\r\x12\x1d\n\x04tier\x18\x02 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x18\n\x10slot_align_bytes\x18\x04 \x01(\r\"2\n\x0c\x45xtentsAdded\x12\"\n\x07\x65xtents\x18\x01 \x03(\x0b\x32\x11.kvtier.v1.Extent\"2\n\x06\x45xtent\x12\n\n\x02id\x18\x01 \x01(\r\x12\r\n\x05\x61rena\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"L\n\nRevocation\x12\x11\n\tlease_ids\x18\x01 \x03(\x04\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.kvtier.v1.RevocationReason\"\x1c\n\x07Revoked\x12\x11\n\tlease_ids\x18\x01 \x03(\x04\"5\n\x08Stopping\x12)\n\x06within\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x82\x01\n\x18RegisterNamespaceRequest\x12!\n\x06layout\x18\x01 \x01(\x0b\x32\x11.kvtier.v1.Layout\x12\x0c\n\x04salt\x18\x02 \x01(\x0c\x12!\n\x19prefill_tokens_per_second\x18\x03 \x01(\x01\x12\x12\n\nattachment\x18\x04 \x01(\x0c\"`\n\x19RegisterNamespaceResponse\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x16\n\x0estaging_extent\x18\x02 \x01(\r\x12\x15\n\rstaging_bytes\x18\x03 \x01(\x04\"I\n\rLookupRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04\"M\n\x0eLookupResponse\x12\x15\n\rusable_blocks\x18\x01 \x01(\r\x12\x15\n\rusable_tokens\x18\x02 \x01(\x04\x12\r\n\x05tiers\x18\x03 \x01(\x0c\"\xbe\x02\n\x0c\x46\x65tchRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\x14\n\x0cprefix_lease\x18\x04 \x01(\x04\x12\r\n\x05parts\x18\x05 \x01(\x04\x12\"\n\x04mode\x18\x06 \x01(\x0e\x32\x14.kvtier.v1.FetchMode\x12$\n\x0bwanted_tier\x18\x07 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tfor_group\x18\n \x01(\x08\x12\x13\n\x0b\x66irst_block\x18\x0b \x01(\r\"\xe9\x01\n\rFetchResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x15\n\rusable_blocks\x18\x02 \x01(\r\x12\x15\n\rusable_tokens\x18\x03 \x01(\x04\x12\r\n\x05slots\x18\x04 \x01(\x0c\x12\r\n\x05tiers\x18\x05 \x01(\x0c\x12(\n\nshortfalls\x18\x06 \x03(\x0b\x32\x14.kvtier.v1.Shortfall\x12\x13\n\x0b\x61\x64opt_token\x18\x07 \x01(\x0c\x12,\n\tlease_ttl\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05parts\x18\t \x01(\x04\"|\n\tShortfall\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12!\n\x06reason\x18\x03 \x01(\x0e\x32\x11.kvtier.v1.Reason\x12.\n\x0bretry_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"F\n\x0c\x41\x64optRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x13\n\x0b\x61\x64opt_token\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04\"V\n\rAdoptResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x15\n\rusable_blocks\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\r\n\x05parts\x18\x04 \x01(\x04\"M\n\x0eReleaseRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\x12\x14\n\x0c\x61\x64opt_tokens\x18\x03 \x03(\x0c\"\x1f\n\x0fReleaseResponse\x12\x0c\n\x04lost\x18\x01 \x03(\x04\"c\n\x0cRenewRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x11\n\tlease_ids\x18\x02 \x03(\x04\x12,\n\tlease_ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\" \n\rRenewResponse\x12\x0f\n\x07unknown\x18\x01 \x03(\x04\"\xd8\x01\n\x0eReserveRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\r\x12\r\n\x05parts\x18\x05 \x01(\x04\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\x0c\"\x84\x01\n\x0fReserveResponse\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x0c\x12\x10\n\x08outcomes\x18\x02 \x01(\x0c\x12\r\n\x05slots\x18\x03 \x01(\x0c\x12\x30\n\rin_flight_for\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05parts\x18\x05 \x01(\x04\"|\n\rCommitRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\x12\x0c\n\x04rows\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64urable\x18\x04 \x01(\x08\x12\'\n\tretention\x18\x05 \x01(\x0b\x32\x14.kvtier.v1.Retention\"\"\n\x0e\x43ommitResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\"3\n\x0c\x41\x62ortRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x0c\"\x0f\n\rAbortResponse\"\xbc\x01\n\x0fPrefetchRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x03 \x01(\x0c\x12\r\n\x05parts\x18\x04 \x01(\x04\x12\x1d\n\x04tier\x18\x05 \x01(\x0e\x32\x0f.kvtier.v1.Tier\x12\x10\n\x08priority\x18\x06 \x01(\r\x12*\n\x07timeout\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\x10PrefetchResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x17\n\x0f\x61\x64mitted_blocks\x18\x02 \x01(\r\x12\x16\n\x0erefused_blocks\x18\x03 \x01(\r\"b\n\x10PrefetchProgress\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\r\n\x05ready\x18\x02 \x01(\x0c\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12!\n\x06reason\x18\x04 \x01(\x0e\x32\x11.kvtier.v1.Reason\"3\n\rCancelRequest\x12\x12\n\nattachment\x18\x01 \x01(\x0c\x12\x0e\n\x06ticket\x18\x02 \x01(\x04\"\x10\n\x0e\x43\x61ncelResponse\"]\n\tRetention\x12\x10\n\x08priority\x18\x01 \x01(\r\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0erefresh_on_hit\x18\x03 \x01(\x08\"c\n\rRetainRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\'\n\tretention\x18\x03 \x01(\x0b\x32\x14.kvtier.v1.Retention\"\"\n\x0eRetainResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\"Y\n\rDemoteRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\x1d\n\x04\x66rom\x18\x03 \x01(\x0e\x32\x0f.kvtier.v1.Tier\"\"\n\x0e\x44\x65moteResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\"8\n\x0b\x44ropRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\" \n\x0c\x44ropResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\"_\n\nPinRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x1f\n\x0bPinResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\"\x85\x01\n\x10ReadPagesRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\r\n\x05parts\x18\x03 \x01(\x04\x12\"\n\x04mode\x18\x04 \x01(\x0e\x32\x14.kvtier.v1.FetchMode\x12\x13\n\x0b\x66irst_block\x18\x05 \x01(\r\"s\n\x11ReadPagesResponse\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.kvtier.v1.ReadPagesHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvtier.v1.PageChunkH\x00\x42\t\n\x07message\"\x87\x01\n\x0fReadPagesHeader\x12\x15\n\rusable_blocks\x18\x01 \x01(\r\x12\x15\n\rusable_tokens\x18\x02 \x01(\x04\x12\r\n\x05tiers\x18\x03 \x01(\x0c\x12(\n\nshortfalls\x18\x04 \x03(\x0b\x32\x14.kvtier.v1.Shortfall\x12\r\n\x05parts\x18\x05 \x01(\x04\"l\n\tPageChunk\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x12\n\npage_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\"t\n\x11WritePagesRequest\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.kvtier.v1.WritePagesHeaderH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.kvtier.v1.PageChunkH\x00\x42\t\n\x07message\"\x9b\x01\n\x10WritePagesHeader\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\x0c\x12\x13\n\x0b\x62lock_names\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\r\n\x05parts\x18\x04 \x01(\x04\x12\x0f\n\x07\x64urable\x18\x05 \x01(\x08\x12\'\n\tretention\x18\x06 \x01(\x0b\x32\x14.kvtier.v1.Retention\"&\n\x12WritePagesResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c*t\n\x10RevocationReason\x12!\n\x1dREVOCATION_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REVOCATION_REASON_OVERDUE\x10\x01\x12\x1e\n\x1aREVOCATION_REASON_OPERATOR\x10\x02*R\n\tFetchMode\x12\x1a\n\x16\x46\x45TCH_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46\x45TCH_MODE_PREFIX\x10\x01\x12\x12\n\x0e\x46\x45TCH_MODE_SET\x10\x02*\xab\x03\n\x0cWriteOutcome\x12\x1d\n\x19WRITE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15WRITE_OUTCOME_GRANTED\x10\x01\x12\x18\n\x14WRITE_OUTCOME_EXISTS\x10\x02\x12\x1b\n\x17WRITE_OUTCOME_IN_FLIGHT\x10\x03\x12\x1e\n\x1aWRITE_OUTCOME_STAGING_FULL\x10\x04\x12\x1a\n\x16WRITE_OUTCOME_NO_SPACE\x10\x05\x12\x1c\n\x18WRITE_OUTCOME_OVER_QUOTA\x10\x06\x12\x1b\n\x17WRITE_OUTCOME_COMMITTED\x10\x07\x12\x1b\n\x17WRITE_OUTCOME_DUPLICATE\x10\x08\x12%\n!WRITE_OUTCOME_DUPLICATE_DIVERGENT\x10\t\x12\x19\n\x15WRITE_OUTCOME_EXPIRED\x10\n\x12\x1d\n\x19WRITE_OUTCOME_NOT_DURABLE\x10\x0b\x12\x19\n\x15WRITE_OUTCOME_CORRUPT\x10\x0c\x12\x1a\n\x16WRITE_OUTCOME_REPEATED\x10\r*\xb0\x01\n\x0bItemOutcome\x12\x1c\n\x18ITEM_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15ITEM_OUTCOME_ACCEPTED\x10\x01\x12\x18\n\x14ITEM_OUTCOME_CLIPPED\x10\x02\x12\x19\n\x15ITEM_OUTCOME_DEFERRED\x10\x03\x12\x19\n\x15ITEM_OUTCOME_REJECTED\x10\x04\x12\x18\n\x14ITEM_OUTCOME_MISSING\x10\x05\x32\xab\t\n\x0cPagesService\x12\x41\n\x06\x41ttach\x12\x18.kvtier.v1.AttachRequest\x1a\x19.kvtier.v1.AttachResponse(\x01\x30\x01\x12^\n\x11RegisterNamespace\x12#.kvtier.v1.RegisterNamespaceRequest\x1a$.kvtier.v1.RegisterNamespaceResponse\x12=\n\x06Lookup\x12\x18.kvtier.v1.LookupRequest\x1a\x19.kvtier.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x17.kvtier.v1.FetchRequest\x1a\x18.kvtier.v1.FetchResponse\x12:\n\x05\x41\x64opt\x12\x17.kvtier.v1.AdoptRequest\x1a\x18.kvtier.v1.AdoptResponse\x12@\n\x07Release\x12\x19.kvtier.v1.ReleaseRequest\x1a\x1a.kvtier.v1.ReleaseResponse\x12:\n\x05Renew\x12\x17.kvtier.v1.RenewRequest\x1a\x18.kvtier.v1.RenewResponse\x12@\n\x07Reserve\x12\x19.kvtier.v1.ReserveRequest\x1a\x1a.kvtier.v1.ReserveResponse\x12=\n\x06\x43ommit\x12\x18.kvtier.v1.CommitRequest\x1a\x19.kvtier.v1.CommitResponse\x12:\n\x05\x41\x62ort\x12\x17.kvtier.v1.AbortRequest\x1a\x18.kvtier.v1.AbortResponse\x12\x43\n\x08Prefetch\x12\x1a.kvtier.v1.PrefetchRequest\x1a\x1b.kvtier.v1.PrefetchResponse\x12=\n\x06\x43\x61ncel\x12\x18.kvtier.v1.CancelRequest\x1a\x19.kvtier.v1.CancelResponse\x12=\n\x06Retain\x12\x18.kvtier.v1.RetainRequest\x1a\x19.kvtier.v1.RetainResponse\x12=\n\x06\x44\x65mote\x12\x18.kvtier.v1.DemoteRequest\x1a\x19.kvtier.v1.DemoteResponse\x12\x37\n\x04\x44rop\x12\x16.kvtier.v1.DropRequest\x1a\x17.kvtier.v1.DropResponse\x12\x34\n\x03Pin\x12\x15.kvtier.v1.PinRequest\x1a\x16.kvtier.v1.PinResponse\x12H\n\tReadPages\x12\x1b.kvtier.v1.ReadPagesRequest\x1a\x1c.kvtier.v1.ReadPagesResponse0\x01\x12K\n\nWritePages\x12\x1c.kvtier.v1.WritePagesRequest\x1a\x1d.kvtier.v1.WritePagesResponse(\x01\x42\x33Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "kvtier.v1.pages_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.pages_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals["DESCRIPTOR"]._serialized_options = b"Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1"
-    _globals["_REVOCATIONREASON"]._serialized_start = 5672
-    _globals["_REVOCATIONREASON"]._serialized_end = 5788
-    _globals["_FETCHMODE"]._serialized_start = 5790
-    _globals["_FETCHMODE"]._serialized_end = 5872
-    _globals["_WRITEOUTCOME"]._serialized_start = 5875
-    _globals["_WRITEOUTCOME"]._serialized_end = 6302
-    _globals["_ITEMOUTCOME"]._serialized_start = 6305
-    _globals["_ITEMOUTCOME"]._serialized_end = 6481
-    _globals["_ATTACHREQUEST"]._serialized_start = 92
-    _globals["_ATTACHREQUEST"]._serialized_end = 426
-    _globals["_HELLO"]._serialized_start = 429
-    _globals["_HELLO"]._serialized_end = 609
-    _globals["_ATTACHRESPONSE"]._serialized_start = 612
-    _globals["_ATTACHRESPONSE"]._serialized_end = 1143
-    _globals["_WELCOME"]._serialized_start = 1146
-    _globals["_WELCOME"]._serialized_end = 1403
-    _globals["_ARENA"]._serialized_start = 1405
-    _globals["_ARENA"]._serialized_end = 1497
-    _globals["_EXTENTSADDED"]._serialized_start = 1499
-    _globals["_EXTENTSADDED"]._serialized_end = 1549
-    _globals["_EXTENT"]._serialized_start = 1551
-    _globals["_EXTENT"]._serialized_end = 1601
-    _globals["_REVOCATION"]._serialized_start = 1603
-    _globals["_REVOCATION"]._serialized_end = 1679
-    _globals["_REVOKED"]._serialized_start = 1681
-    _globals["_REVOKED"]._serialized_end = 1709
-    _globals["_STOPPING"]._serialized_start = 1711
-    _globals["_STOPPING"]._serialized_end = 1764
-    _globals["_REGISTERNAMESPACEREQUEST"]._serialized_start = 1767
-    _globals["_REGISTERNAMESPACEREQUEST"]._serialized_end = 1897
-    _globals["_REGISTERNAMESPACERESPONSE"]._serialized_start = 1899
-    _globals["_REGISTERNAMESPACERESPONSE"]._serialized_end = 1995
-    _globals["_LOOKUPREQUEST"]._serialized_start = 1997
-    _globals["_LOOKUPREQUEST"]._serialized_end = 2070
-    _globals["_LOOKUPRESPONSE"]._serialized_start = 2072
-    _globals["_LOOKUPRESPONSE"]._serialized_end = 2149
-    _globals["_FETCHREQUEST"]._serialized_start = 2152
-    _globals["_FETCHREQUEST"]._serialized_end = 2470
-    _globals["_FETCHRESPONSE"]._serialized_start = 2473
-    _globals["_FETCHRESPONSE"]._serialized_end = 2706
-    _globals["_SHORTFALL"]._serialized_start = 2708
-    _globals["_SHORTFALL"]._serialized_end = 2832
-    _globals["_ADOPTREQUEST"]._serialized_start = 2834
-    _globals["_ADOPTREQUEST"]._serialized_end = 2904
-    _globals["_ADOPTRESPONSE"]._serialized_start = 2906
-    _globals["_ADOPTRESPONSE"]._serialized_end = 2992
-    _globals["_RELEASEREQUEST"]._serialized_start = 2994
-    _globals["_RELEASEREQUEST"]._serialized_end = 3071
-    _globals["_RELEASERESPONSE"]._serialized_start = 3073
-    _globals["_RELEASERESPONSE"]._serialized_end = 3104
-    _globals["_RENEWREQUEST"]._serialized_start = 3106
-    _globals["_RENEWREQUEST"]._serialized_end = 3205
-    _globals["_RENEWRESPONSE"]._serialized_start = 3207
-    _globals["_RENEWRESPONSE"]._serialized_end = 3239
-    _globals["_RESERVEREQUEST"]._serialized_start = 3242
-    _globals["_RESERVEREQUEST"]._serialized_end = 3458
-    _globals["_RESERVERESPONSE"]._serialized_start = 3461
-    _globals["_RESERVERESPONSE"]._serialized_end = 3593
-    _globals["_COMMITREQUEST"]._serialized_start = 3595
-    _globals["_COMMITREQUEST"]._serialized_end = 3719
-    _globals["_COMMITRESPONSE"]._serialized_start = 3721
-    _globals["_COMMITRESPONSE"]._serialized_end = 3755
-    _globals["_ABORTREQUEST"]._serialized_start = 3757
-    _globals["_ABORTREQUEST"]._serialized_end = 3808
-    _globals["_ABORTRESPONSE"]._serialized_start = 3810
-    _globals["_ABORTRESPONSE"]._serialized_end = 3825
-    _globals["_PREFETCHREQUEST"]._serialized_start = 3828
-    _globals["_PREFETCHREQUEST"]._serialized_end = 4016
-    _globals["_PREFETCHRESPONSE"]._serialized_start = 4018
-    _globals["_PREFETCHRESPONSE"]._serialized_end = 4101
-    _globals["_PREFETCHPROGRESS"]._serialized_start = 4103
-    _globals["_PREFETCHPROGRESS"]._serialized_end = 4201
-    _globals["_CANCELREQUEST"]._serialized_start = 4203
-    _globals["_CANCELREQUEST"]._serialized_end = 4254
-    _globals["_CANCELRESPONSE"]._serialized_start = 4256
-    _globals["_CANCELRESPONSE"]._serialized_end = 4272
-    _globals["_RETENTION"]._serialized_start = 4274
-    _globals["_RETENTION"]._serialized_end = 4367
-    _globals["_RETAINREQUEST"]._serialized_start = 4369
-    _globals["_RETAINREQUEST"]._serialized_end = 4468
-    _globals["_RETAINRESPONSE"]._serialized_start = 4470
-    _globals["_RETAINRESPONSE"]._serialized_end = 4504
-    _globals["_DEMOTEREQUEST"]._serialized_start = 4506
-    _globals["_DEMOTEREQUEST"]._serialized_end = 4595
-    _globals["_DEMOTERESPONSE"]._serialized_start = 4597
-    _globals["_DEMOTERESPONSE"]._serialized_end = 4631
-    _globals["_DROPREQUEST"]._serialized_start = 4633
-    _globals["_DROPREQUEST"]._serialized_end = 4689
-    _globals["_DROPRESPONSE"]._serialized_start = 4691
-    _globals["_DROPRESPONSE"]._serialized_end = 4723
-    _globals["_PINREQUEST"]._serialized_start = 4725
-    _globals["_PINREQUEST"]._serialized_end = 4820
-    _globals["_PINRESPONSE"]._serialized_start = 4822
-    _globals["_PINRESPONSE"]._serialized_end = 4853
-    _globals["_READPAGESREQUEST"]._serialized_start = 4856
-    _globals["_READPAGESREQUEST"]._serialized_end = 4989
-    _globals["_READPAGESRESPONSE"]._serialized_start = 4991
-    _globals["_READPAGESRESPONSE"]._serialized_end = 5106
-    _globals["_READPAGESHEADER"]._serialized_start = 5109
-    _globals["_READPAGESHEADER"]._serialized_end = 5244
-    _globals["_PAGECHUNK"]._serialized_start = 5246
-    _globals["_PAGECHUNK"]._serialized_end = 5354
-    _globals["_WRITEPAGESREQUEST"]._serialized_start = 5356
-    _globals["_WRITEPAGESREQUEST"]._serialized_end = 5472
-    _globals["_WRITEPAGESHEADER"]._serialized_start = 5475
-    _globals["_WRITEPAGESHEADER"]._serialized_end = 5630
-    _globals["_WRITEPAGESRESPONSE"]._serialized_start = 5632
-    _globals["_WRITEPAGESRESPONSE"]._serialized_end = 5670
-    _globals["_PAGESSERVICE"]._serialized_start = 6484
-    _globals["_PAGESSERVICE"]._serialized_end = 7679
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1'
+  _globals['_REVOCATIONREASON']._serialized_start=5672
+  _globals['_REVOCATIONREASON']._serialized_end=5788
+  _globals['_FETCHMODE']._serialized_start=5790
+  _globals['_FETCHMODE']._serialized_end=5872
+  _globals['_WRITEOUTCOME']._serialized_start=5875
+  _globals['_WRITEOUTCOME']._serialized_end=6302
+  _globals['_ITEMOUTCOME']._serialized_start=6305
+  _globals['_ITEMOUTCOME']._serialized_end=6481
+  _globals['_ATTACHREQUEST']._serialized_start=92
+  _globals['_ATTACHREQUEST']._serialized_end=426
+  _globals['_HELLO']._serialized_start=429
+  _globals['_HELLO']._serialized_end=609
+  _globals['_ATTACHRESPONSE']._serialized_start=612
+  _globals['_ATTACHRESPONSE']._serialized_end=1143
+  _globals['_WELCOME']._serialized_start=1146
+  _globals['_WELCOME']._serialized_end=1403
+  _globals['_ARENA']._serialized_start=1405
+  _globals['_ARENA']._serialized_end=1497
+  _globals['_EXTENTSADDED']._serialized_start=1499
+  _globals['_EXTENTSADDED']._serialized_end=1549
+  _globals['_EXTENT']._serialized_start=1551
+  _globals['_EXTENT']._serialized_end=1601
+  _globals['_REVOCATION']._serialized_start=1603
+  _globals['_REVOCATION']._serialized_end=1679
+  _globals['_REVOKED']._serialized_start=1681
+  _globals['_REVOKED']._serialized_end=1709
+  _globals['_STOPPING']._serialized_start=1711
+  _globals['_STOPPING']._serialized_end=1764
+  _globals['_REGISTERNAMESPACEREQUEST']._serialized_start=1767
+  _globals['_REGISTERNAMESPACEREQUEST']._serialized_end=1897
+  _globals['_REGISTERNAMESPACERESPONSE']._serialized_start=1899
+  _globals['_REGISTERNAMESPACERESPONSE']._serialized_end=1995
+  _globals['_LOOKUPREQUEST']._serialized_start=1997
+  _globals['_LOOKUPREQUEST']._serialized_end=2070
+  _globals['_LOOKUPRESPONSE']._serialized_start=2072
+  _globals['_LOOKUPRESPONSE']._serialized_end=2149
+  _globals['_FETCHREQUEST']._serialized_start=2152
+  _globals['_FETCHREQUEST']._serialized_end=2470
+  _globals['_FETCHRESPONSE']._serialized_start=2473
+  _globals['_FETCHRESPONSE']._serialized_end=2706
+  _globals['_SHORTFALL']._serialized_start=2708
+  _globals['_SHORTFALL']._serialized_end=2832
+  _globals['_ADOPTREQUEST']._serialized_start=2834
+  _globals['_ADOPTREQUEST']._serialized_end=2904
+  _globals['_ADOPTRESPONSE']._serialized_start=2906
+  _globals['_ADOPTRESPONSE']._serialized_end=2992
+  _globals['_RELEASEREQUEST']._serialized_start=2994
+  _globals['_RELEASEREQUEST']._serialized_end=3071
+  _globals['_RELEASERESPONSE']._serialized_start=3073
+  _globals['_RELEASERESPONSE']._serialized_end=3104
+  _globals['_RENEWREQUEST']._serialized_start=3106
+  _globals['_RENEWREQUEST']._serialized_end=3205
+  _globals['_RENEWRESPONSE']._serialized_start=3207
+  _globals['_RENEWRESPONSE']._serialized_end=3239
+  _globals['_RESERVEREQUEST']._serialized_start=3242
+  _globals['_RESERVEREQUEST']._serialized_end=3458
+  _globals['_RESERVERESPONSE']._serialized_start=3461
+  _globals['_RESERVERESPONSE']._serialized_end=3593
+  _globals['_COMMITREQUEST']._serialized_start=3595
+  _globals['_COMMITREQUEST']._serialized_end=3719
+  _globals['_COMMITRESPONSE']._serialized_start=3721
+  _globals['_COMMITRESPONSE']._serialized_end=3755
+  _globals['_ABORTREQUEST']._serialized_start=3757
+  _globals['_ABORTREQUEST']._serialized_end=3808
+  _globals['_ABORTRESPONSE']._serialized_start=3810
+  _globals['_ABORTRESPONSE']._serialized_end=3825
+  _globals['_PREFETCHREQUEST']._serialized_start=3828
+  _globals['_PREFETCHREQUEST']._serialized_end=4016
+  _globals['_PREFETCHRESPONSE']._serialized_start=4018
+  _globals['_PREFETCHRESPONSE']._serialized_end=4101
+  _globals['_PREFETCHPROGRESS']._serialized_start=4103
+  _globals['_PREFETCHPROGRESS']._serialized_end=4201
+  _globals['_CANCELREQUEST']._serialized_start=4203
+  _globals['_CANCELREQUEST']._serialized_end=4254
+  _globals['_CANCELRESPONSE']._serialized_start=4256
+  _globals['_CANCELRESPONSE']._serialized_end=4272
+  _globals['_RETENTION']._serialized_start=4274
+  _globals['_RETENTION']._serialized_end=4367
+  _globals['_RETAINREQUEST']._serialized_start=4369
+  _globals['_RETAINREQUEST']._serialized_end=4468
+  _globals['_RETAINRESPONSE']._serialized_start=4470
+  _globals['_RETAINRESPONSE']._serialized_end=4504
+  _globals['_DEMOTEREQUEST']._serialized_start=4506
+  _globals['_DEMOTEREQUEST']._serialized_end=4595
+  _globals['_DEMOTERESPONSE']._serialized_start=4597
+  _globals['_DEMOTERESPONSE']._serialized_end=4631
+  _globals['_DROPREQUEST']._serialized_start=4633
+  _globals['_DROPREQUEST']._serialized_end=4689
+  _globals['_DROPRESPONSE']._serialized_start=4691
+  _globals['_DROPRESPONSE']._serialized_end=4723
+  _globals['_PINREQUEST']._serialized_start=4725
+  _globals['_PINREQUEST']._serialized_end=4820
+  _globals['_PINRESPONSE']._serialized_start=4822
+  _globals['_PINRESPONSE']._serialized_end=4853
+  _globals['_READPAGESREQUEST']._serialized_start=4856
+  _globals['_READPAGESREQUEST']._serialized_end=4989
+  _globals['_READPAGESRESPONSE']._serialized_start=4991
+  _globals['_READPAGESRESPONSE']._serialized_end=5106
+  _globals['_READPAGESHEADER']._serialized_start=5109
+  _globals['_READPAGESHEADER']._serialized_end=5244
+  _globals['_PAGECHUNK']._serialized_start=5246
+  _globals['_PAGECHUNK']._serialized_end=5354
+  _globals['_WRITEPAGESREQUEST']._serialized_start=5356
+  _globals['_WRITEPAGESREQUEST']._serialized_end=5472
+  _globals['_WRITEPAGESHEADER']._serialized_start=5475
+  _globals['_WRITEPAGESHEADER']._serialized_end=5630
+  _globals['_WRITEPAGESRESPONSE']._serialized_start=5632
+  _globals['_WRITEPAGESRESPONSE']._serialized_end=5670
+  _globals['_PAGESSERVICE']._serialized_start=6484
+  _globals['_PAGESSERVICE']._serialized_end=7679
 # @@protoc_insertion_point(module_scope)

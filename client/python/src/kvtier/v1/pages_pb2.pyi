@@ -48,7 +48,6 @@ class ItemOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ITEM_OUTCOME_DEFERRED: _ClassVar[ItemOutcome]
     ITEM_OUTCOME_REJECTED: _ClassVar[ItemOutcome]
     ITEM_OUTCOME_MISSING: _ClassVar[ItemOutcome]
-
 REVOCATION_REASON_UNSPECIFIED: RevocationReason
 REVOCATION_REASON_OVERDUE: RevocationReason
 REVOCATION_REASON_OPERATOR: RevocationReason
@@ -94,29 +93,10 @@ class AttachRequest(_message.Message):
     renew: RenewRequest
     revoked: Revoked
     abort: AbortRequest
-    def __init__(
-        self,
-        request_id: _Optional[int] = ...,
-        hello: _Optional[_Union[Hello, _Mapping]] = ...,
-        fetch: _Optional[_Union[FetchRequest, _Mapping]] = ...,
-        adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ...,
-        release: _Optional[_Union[ReleaseRequest, _Mapping]] = ...,
-        renew: _Optional[_Union[RenewRequest, _Mapping]] = ...,
-        revoked: _Optional[_Union[Revoked, _Mapping]] = ...,
-        abort: _Optional[_Union[AbortRequest, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., renew: _Optional[_Union[RenewRequest, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = (
-        "protocol_version",
-        "engine",
-        "engine_version",
-        "group_id",
-        "group_secret",
-        "staging_bytes",
-        "previous_attachment",
-        "ranks",
-    )
+    __slots__ = ("protocol_version", "engine", "engine_version", "group_id", "group_secret", "staging_bytes", "previous_attachment", "ranks")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -133,33 +113,10 @@ class Hello(_message.Message):
     staging_bytes: int
     previous_attachment: bytes
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        protocol_version: _Optional[int] = ...,
-        engine: _Optional[str] = ...,
-        engine_version: _Optional[str] = ...,
-        group_id: _Optional[str] = ...,
-        group_secret: _Optional[bytes] = ...,
-        staging_bytes: _Optional[int] = ...,
-        previous_attachment: _Optional[bytes] = ...,
-        ranks: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = (
-        "request_id",
-        "welcome",
-        "fetch",
-        "adopt",
-        "release",
-        "renew",
-        "error",
-        "extents_added",
-        "revocation",
-        "prefetch",
-        "stopping",
-        "abort",
-    )
+    __slots__ = ("request_id", "welcome", "fetch", "adopt", "release", "renew", "error", "extents_added", "revocation", "prefetch", "stopping", "abort")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
@@ -184,35 +141,10 @@ class AttachResponse(_message.Message):
     prefetch: PrefetchProgress
     stopping: Stopping
     abort: AbortResponse
-    def __init__(
-        self,
-        request_id: _Optional[int] = ...,
-        welcome: _Optional[_Union[Welcome, _Mapping]] = ...,
-        fetch: _Optional[_Union[FetchResponse, _Mapping]] = ...,
-        adopt: _Optional[_Union[AdoptResponse, _Mapping]] = ...,
-        release: _Optional[_Union[ReleaseResponse, _Mapping]] = ...,
-        renew: _Optional[_Union[RenewResponse, _Mapping]] = ...,
-        error: _Optional[_Union[_types_pb2.ErrorDetail, _Mapping]] = ...,
-        extents_added: _Optional[_Union[ExtentsAdded, _Mapping]] = ...,
-        revocation: _Optional[_Union[Revocation, _Mapping]] = ...,
-        prefetch: _Optional[_Union[PrefetchProgress, _Mapping]] = ...,
-        stopping: _Optional[_Union[Stopping, _Mapping]] = ...,
-        abort: _Optional[_Union[AbortResponse, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., renew: _Optional[_Union[RenewResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.ErrorDetail, _Mapping]] = ..., extents_added: _Optional[_Union[ExtentsAdded, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchProgress, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., abort: _Optional[_Union[AbortResponse, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = (
-        "attachment",
-        "protocol_version",
-        "node",
-        "incarnation",
-        "handoff_socket",
-        "tenant",
-        "arenas",
-        "staging_extent",
-        "staging_bytes",
-        "lease_ttl",
-    )
+    __slots__ = ("attachment", "protocol_version", "node", "incarnation", "handoff_socket", "tenant", "arenas", "staging_extent", "staging_bytes", "lease_ttl")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -233,19 +165,7 @@ class Welcome(_message.Message):
     staging_extent: int
     staging_bytes: int
     lease_ttl: _duration_pb2.Duration
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        protocol_version: _Optional[int] = ...,
-        node: _Optional[bytes] = ...,
-        incarnation: _Optional[int] = ...,
-        handoff_socket: _Optional[str] = ...,
-        tenant: _Optional[str] = ...,
-        arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ...,
-        staging_extent: _Optional[int] = ...,
-        staging_bytes: _Optional[int] = ...,
-        lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., node: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., handoff_socket: _Optional[str] = ..., tenant: _Optional[str] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Arena(_message.Message):
     __slots__ = ("id", "tier", "device", "slot_align_bytes")
@@ -257,13 +177,7 @@ class Arena(_message.Message):
     tier: _types_pb2.Tier
     device: str
     slot_align_bytes: int
-    def __init__(
-        self,
-        id: _Optional[int] = ...,
-        tier: _Optional[_Union[_types_pb2.Tier, str]] = ...,
-        device: _Optional[str] = ...,
-        slot_align_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., device: _Optional[str] = ..., slot_align_bytes: _Optional[int] = ...) -> None: ...
 
 class ExtentsAdded(_message.Message):
     __slots__ = ("extents",)
@@ -287,9 +201,7 @@ class Revocation(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     lease_ids: _containers.RepeatedScalarFieldContainer[int]
     reason: RevocationReason
-    def __init__(
-        self, lease_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[RevocationReason, str]] = ...
-    ) -> None: ...
+    def __init__(self, lease_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[RevocationReason, str]] = ...) -> None: ...
 
 class Revoked(_message.Message):
     __slots__ = ("lease_ids",)
@@ -301,9 +213,7 @@ class Stopping(_message.Message):
     __slots__ = ("within",)
     WITHIN_FIELD_NUMBER: _ClassVar[int]
     within: _duration_pb2.Duration
-    def __init__(
-        self, within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...
-    ) -> None: ...
+    def __init__(self, within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RegisterNamespaceRequest(_message.Message):
     __slots__ = ("layout", "salt", "prefill_tokens_per_second", "attachment")
@@ -315,13 +225,7 @@ class RegisterNamespaceRequest(_message.Message):
     salt: bytes
     prefill_tokens_per_second: float
     attachment: bytes
-    def __init__(
-        self,
-        layout: _Optional[_Union[_types_pb2.Layout, _Mapping]] = ...,
-        salt: _Optional[bytes] = ...,
-        prefill_tokens_per_second: _Optional[float] = ...,
-        attachment: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, layout: _Optional[_Union[_types_pb2.Layout, _Mapping]] = ..., salt: _Optional[bytes] = ..., prefill_tokens_per_second: _Optional[float] = ..., attachment: _Optional[bytes] = ...) -> None: ...
 
 class RegisterNamespaceResponse(_message.Message):
     __slots__ = ("namespace_id", "staging_extent", "staging_bytes")
@@ -331,12 +235,7 @@ class RegisterNamespaceResponse(_message.Message):
     namespace_id: bytes
     staging_extent: int
     staging_bytes: int
-    def __init__(
-        self,
-        namespace_id: _Optional[bytes] = ...,
-        staging_extent: _Optional[int] = ...,
-        staging_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
     __slots__ = ("namespace_id", "block_names", "parts")
@@ -346,9 +245,7 @@ class LookupRequest(_message.Message):
     namespace_id: bytes
     block_names: bytes
     parts: int
-    def __init__(
-        self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("usable_blocks", "usable_tokens", "tiers")
@@ -358,24 +255,10 @@ class LookupResponse(_message.Message):
     usable_blocks: int
     usable_tokens: int
     tiers: bytes
-    def __init__(
-        self, usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., tiers: _Optional[bytes] = ...
-    ) -> None: ...
+    def __init__(self, usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = (
-        "attachment",
-        "namespace_id",
-        "block_names",
-        "prefix_lease",
-        "parts",
-        "mode",
-        "wanted_tier",
-        "timeout",
-        "lease_ttl",
-        "for_group",
-        "first_block",
-    )
+    __slots__ = ("attachment", "namespace_id", "block_names", "prefix_lease", "parts", "mode", "wanted_tier", "timeout", "lease_ttl", "for_group", "first_block")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -398,33 +281,10 @@ class FetchRequest(_message.Message):
     lease_ttl: _duration_pb2.Duration
     for_group: bool
     first_block: int
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        prefix_lease: _Optional[int] = ...,
-        parts: _Optional[int] = ...,
-        mode: _Optional[_Union[FetchMode, str]] = ...,
-        wanted_tier: _Optional[_Union[_types_pb2.Tier, str]] = ...,
-        timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        for_group: bool = ...,
-        first_block: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., prefix_lease: _Optional[int] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., wanted_tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., for_group: bool = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = (
-        "lease_id",
-        "usable_blocks",
-        "usable_tokens",
-        "slots",
-        "tiers",
-        "shortfalls",
-        "adopt_token",
-        "lease_ttl",
-        "parts",
-    )
+    __slots__ = ("lease_id", "usable_blocks", "usable_tokens", "slots", "tiers", "shortfalls", "adopt_token", "lease_ttl", "parts")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -443,18 +303,7 @@ class FetchResponse(_message.Message):
     adopt_token: bytes
     lease_ttl: _duration_pb2.Duration
     parts: int
-    def __init__(
-        self,
-        lease_id: _Optional[int] = ...,
-        usable_blocks: _Optional[int] = ...,
-        usable_tokens: _Optional[int] = ...,
-        slots: _Optional[bytes] = ...,
-        tiers: _Optional[bytes] = ...,
-        shortfalls: _Optional[_Iterable[_Union[Shortfall, _Mapping]]] = ...,
-        adopt_token: _Optional[bytes] = ...,
-        lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        parts: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., slots: _Optional[bytes] = ..., tiers: _Optional[bytes] = ..., shortfalls: _Optional[_Iterable[_Union[Shortfall, _Mapping]]] = ..., adopt_token: _Optional[bytes] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class Shortfall(_message.Message):
     __slots__ = ("block", "count", "reason", "retry_after")
@@ -466,13 +315,7 @@ class Shortfall(_message.Message):
     count: int
     reason: _types_pb2.Reason
     retry_after: _duration_pb2.Duration
-    def __init__(
-        self,
-        block: _Optional[int] = ...,
-        count: _Optional[int] = ...,
-        reason: _Optional[_Union[_types_pb2.Reason, str]] = ...,
-        retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, block: _Optional[int] = ..., count: _Optional[int] = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AdoptRequest(_message.Message):
     __slots__ = ("attachment", "adopt_token", "parts")
@@ -482,9 +325,7 @@ class AdoptRequest(_message.Message):
     attachment: bytes
     adopt_token: bytes
     parts: int
-    def __init__(
-        self, attachment: _Optional[bytes] = ..., adopt_token: _Optional[bytes] = ..., parts: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., adopt_token: _Optional[bytes] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class AdoptResponse(_message.Message):
     __slots__ = ("lease_id", "usable_blocks", "slots", "parts")
@@ -496,13 +337,7 @@ class AdoptResponse(_message.Message):
     usable_blocks: int
     slots: bytes
     parts: int
-    def __init__(
-        self,
-        lease_id: _Optional[int] = ...,
-        usable_blocks: _Optional[int] = ...,
-        slots: _Optional[bytes] = ...,
-        parts: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., usable_blocks: _Optional[int] = ..., slots: _Optional[bytes] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("attachment", "lease_ids", "adopt_tokens")
@@ -512,12 +347,7 @@ class ReleaseRequest(_message.Message):
     attachment: bytes
     lease_ids: _containers.RepeatedScalarFieldContainer[int]
     adopt_tokens: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        lease_ids: _Optional[_Iterable[int]] = ...,
-        adopt_tokens: _Optional[_Iterable[bytes]] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., lease_ids: _Optional[_Iterable[int]] = ..., adopt_tokens: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = ("lost",)
@@ -533,12 +363,7 @@ class RenewRequest(_message.Message):
     attachment: bytes
     lease_ids: _containers.RepeatedScalarFieldContainer[int]
     lease_ttl: _duration_pb2.Duration
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        lease_ids: _Optional[_Iterable[int]] = ...,
-        lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., lease_ids: _Optional[_Iterable[int]] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
     __slots__ = ("unknown",)
@@ -564,17 +389,7 @@ class ReserveRequest(_message.Message):
     ttl: _duration_pb2.Duration
     timeout: _duration_pb2.Duration
     attempt: bytes
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        first_block: _Optional[int] = ...,
-        parts: _Optional[int] = ...,
-        ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        attempt: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., attempt: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("attempt", "outcomes", "slots", "in_flight_for", "parts")
@@ -588,14 +403,7 @@ class ReserveResponse(_message.Message):
     slots: bytes
     in_flight_for: _duration_pb2.Duration
     parts: int
-    def __init__(
-        self,
-        attempt: _Optional[bytes] = ...,
-        outcomes: _Optional[bytes] = ...,
-        slots: _Optional[bytes] = ...,
-        in_flight_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        parts: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, attempt: _Optional[bytes] = ..., outcomes: _Optional[bytes] = ..., slots: _Optional[bytes] = ..., in_flight_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("attachment", "attempt", "rows", "durable", "retention")
@@ -609,14 +417,7 @@ class CommitRequest(_message.Message):
     rows: bytes
     durable: bool
     retention: Retention
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        attempt: _Optional[bytes] = ...,
-        rows: _Optional[bytes] = ...,
-        durable: bool = ...,
-        retention: _Optional[_Union[Retention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., attempt: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., durable: bool = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class CommitResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -652,16 +453,7 @@ class PrefetchRequest(_message.Message):
     tier: _types_pb2.Tier
     priority: int
     timeout: _duration_pb2.Duration
-    def __init__(
-        self,
-        attachment: _Optional[bytes] = ...,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        parts: _Optional[int] = ...,
-        tier: _Optional[_Union[_types_pb2.Tier, str]] = ...,
-        priority: _Optional[int] = ...,
-        timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PrefetchResponse(_message.Message):
     __slots__ = ("ticket", "admitted_blocks", "refused_blocks")
@@ -671,9 +463,7 @@ class PrefetchResponse(_message.Message):
     ticket: int
     admitted_blocks: int
     refused_blocks: int
-    def __init__(
-        self, ticket: _Optional[int] = ..., admitted_blocks: _Optional[int] = ..., refused_blocks: _Optional[int] = ...
-    ) -> None: ...
+    def __init__(self, ticket: _Optional[int] = ..., admitted_blocks: _Optional[int] = ..., refused_blocks: _Optional[int] = ...) -> None: ...
 
 class PrefetchProgress(_message.Message):
     __slots__ = ("ticket", "ready", "done", "reason")
@@ -685,13 +475,7 @@ class PrefetchProgress(_message.Message):
     ready: bytes
     done: bool
     reason: _types_pb2.Reason
-    def __init__(
-        self,
-        ticket: _Optional[int] = ...,
-        ready: _Optional[bytes] = ...,
-        done: bool = ...,
-        reason: _Optional[_Union[_types_pb2.Reason, str]] = ...,
-    ) -> None: ...
+    def __init__(self, ticket: _Optional[int] = ..., ready: _Optional[bytes] = ..., done: bool = ..., reason: _Optional[_Union[_types_pb2.Reason, str]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("attachment", "ticket")
@@ -713,12 +497,7 @@ class Retention(_message.Message):
     priority: int
     ttl: _duration_pb2.Duration
     refresh_on_hit: bool
-    def __init__(
-        self,
-        priority: _Optional[int] = ...,
-        ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-        refresh_on_hit: bool = ...,
-    ) -> None: ...
+    def __init__(self, priority: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refresh_on_hit: bool = ...) -> None: ...
 
 class RetainRequest(_message.Message):
     __slots__ = ("namespace_id", "block_names", "retention")
@@ -728,12 +507,7 @@ class RetainRequest(_message.Message):
     namespace_id: bytes
     block_names: bytes
     retention: Retention
-    def __init__(
-        self,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        retention: _Optional[_Union[Retention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class RetainResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -778,12 +552,7 @@ class PinRequest(_message.Message):
     namespace_id: bytes
     block_names: bytes
     ttl: _duration_pb2.Duration
-    def __init__(
-        self,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PinResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -803,14 +572,7 @@ class ReadPagesRequest(_message.Message):
     parts: int
     mode: FetchMode
     first_block: int
-    def __init__(
-        self,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        parts: _Optional[int] = ...,
-        mode: _Optional[_Union[FetchMode, str]] = ...,
-        first_block: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class ReadPagesResponse(_message.Message):
     __slots__ = ("header", "chunk")
@@ -818,11 +580,7 @@ class ReadPagesResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     header: ReadPagesHeader
     chunk: PageChunk
-    def __init__(
-        self,
-        header: _Optional[_Union[ReadPagesHeader, _Mapping]] = ...,
-        chunk: _Optional[_Union[PageChunk, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, header: _Optional[_Union[ReadPagesHeader, _Mapping]] = ..., chunk: _Optional[_Union[PageChunk, _Mapping]] = ...) -> None: ...
 
 class ReadPagesHeader(_message.Message):
     __slots__ = ("usable_blocks", "usable_tokens", "tiers", "shortfalls", "parts")
@@ -836,14 +594,7 @@ class ReadPagesHeader(_message.Message):
     tiers: bytes
     shortfalls: _containers.RepeatedCompositeFieldContainer[Shortfall]
     parts: int
-    def __init__(
-        self,
-        usable_blocks: _Optional[int] = ...,
-        usable_tokens: _Optional[int] = ...,
-        tiers: _Optional[bytes] = ...,
-        shortfalls: _Optional[_Iterable[_Union[Shortfall, _Mapping]]] = ...,
-        parts: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., tiers: _Optional[bytes] = ..., shortfalls: _Optional[_Iterable[_Union[Shortfall, _Mapping]]] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class PageChunk(_message.Message):
     __slots__ = ("block", "part", "offset", "data", "page_bytes", "checksum")
@@ -859,15 +610,7 @@ class PageChunk(_message.Message):
     data: bytes
     page_bytes: int
     checksum: int
-    def __init__(
-        self,
-        block: _Optional[int] = ...,
-        part: _Optional[int] = ...,
-        offset: _Optional[int] = ...,
-        data: _Optional[bytes] = ...,
-        page_bytes: _Optional[int] = ...,
-        checksum: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, block: _Optional[int] = ..., part: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., page_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class WritePagesRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -875,11 +618,7 @@ class WritePagesRequest(_message.Message):
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     header: WritePagesHeader
     chunk: PageChunk
-    def __init__(
-        self,
-        header: _Optional[_Union[WritePagesHeader, _Mapping]] = ...,
-        chunk: _Optional[_Union[PageChunk, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, header: _Optional[_Union[WritePagesHeader, _Mapping]] = ..., chunk: _Optional[_Union[PageChunk, _Mapping]] = ...) -> None: ...
 
 class WritePagesHeader(_message.Message):
     __slots__ = ("namespace_id", "block_names", "first_block", "parts", "durable", "retention")
@@ -895,15 +634,7 @@ class WritePagesHeader(_message.Message):
     parts: int
     durable: bool
     retention: Retention
-    def __init__(
-        self,
-        namespace_id: _Optional[bytes] = ...,
-        block_names: _Optional[bytes] = ...,
-        first_block: _Optional[int] = ...,
-        parts: _Optional[int] = ...,
-        durable: bool = ...,
-        retention: _Optional[_Union[Retention, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., durable: bool = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class WritePagesResponse(_message.Message):
     __slots__ = ("outcomes",)

@@ -4,14 +4,19 @@
 # source: kvtier/v1/types.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 31, 1, "", "kvtier/v1/types.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'kvtier/v1/types.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
@@ -20,26 +25,24 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15kvtier/v1/types.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto"r\n\x0b\x45rrorDetail\x12"\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x14.kvtier.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration"\xfa\x02\n\x06Layout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x11\n\tattention\x18\x05 \x01(\t\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x15\n\rengine_layout\x18\t \x01(\t\x12\x14\n\x0c\x65ngine_epoch\x18\n \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x0b \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x0c \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\r \x01(\r\x12\x0b\n\x03isa\x18\x0e \x01(\t\x12\x16\n\x0ehash_algorithm\x18\x0f \x01(\t\x12\x11\n\thash_seed\x18\x10 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x11 \x01(\r\x12\x1e\n\x05parts\x18\x12 \x03(\x0b\x32\x0f.kvtier.v1.Part"e\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x62locks_per_page\x18\x03 \x01(\r\x12\x13\n\x0blast_blocks\x18\x04 \x01(\r\x12\r\n\x05ranks\x18\x05 \x03(\r*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\x0c\n\x08TIER_RAM\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04*\xb4\x02\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_NOT_FOUND\x10\x01\x12\x17\n\x13REASON_PART_MISSING\x10\x02\x12\x13\n\x0fREASON_NO_SPACE\x10\x03\x12\x15\n\x11REASON_OVER_QUOTA\x10\x04\x12\x12\n\x0eREASON_TIMEOUT\x10\x05\x12\x12\n\x0eREASON_CORRUPT\x10\x06\x12\x1c\n\x18REASON_IDENTITY_MISMATCH\x10\x07\x12\x13\n\x0fREASON_IO_ERROR\x10\x08\x12\x14\n\x10REASON_IN_FLIGHT\x10\t\x12\x13\n\x0fREASON_STOPPING\x10\n\x12\x14\n\x10REASON_CANCELLED\x10\x0b\x12\x1b\n\x17REASON_ATTACHMENT_ENDED\x10\x0c*\xce\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x01\x12\x17\n\x13\x45RROR_CODE_NO_SPACE\x10\x02\x12\x19\n\x15\x45RROR_CODE_OVER_QUOTA\x10\x03\x12\x16\n\x12\x45RROR_CODE_CORRUPT\x10\x04\x12\x15\n\x11\x45RROR_CODE_CLOSED\x10\x05\x12\x16\n\x12\x45RROR_CODE_EXPIRED\x10\x06\x12 \n\x1c\x45RROR_CODE_UNKNOWN_NAMESPACE\x10\x07\x12\x19\n\x15\x45RROR_CODE_BAD_LAYOUT\x10\x08\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\t\x12!\n\x1d\x45RROR_CODE_UNKNOWN_ATTACHMENT\x10\n\x12\x15\n\x11\x45RROR_CODE_DENIED\x10\x0b\x12\x1b\n\x17\x45RROR_CODE_INCOMPATIBLE\x10\x0c\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\r\x12\x13\n\x0f\x45RROR_CODE_LOST\x10\x0e\x12 \n\x1c\x45RROR_CODE_IDENTITY_MISMATCH\x10\x0f\x12\x11\n\rERROR_CODE_IO\x10\x10\x42\x33Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvtier/v1/types.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\"r\n\x0b\x45rrorDetail\x12\"\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x14.kvtier.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12.\n\x0bretry_after\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfa\x02\n\x06Layout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x11\n\tattention\x18\x05 \x01(\t\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x10\n\x08kv_heads\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x15\n\rengine_layout\x18\t \x01(\t\x12\x14\n\x0c\x65ngine_epoch\x18\n \x01(\r\x12\x17\n\x0ftensor_parallel\x18\x0b \x01(\r\x12\x19\n\x11pipeline_parallel\x18\x0c \x01(\r\x12\x18\n\x10\x63ontext_parallel\x18\r \x01(\r\x12\x0b\n\x03isa\x18\x0e \x01(\t\x12\x16\n\x0ehash_algorithm\x18\x0f \x01(\t\x12\x11\n\thash_seed\x18\x10 \x01(\t\x12\x14\n\x0c\x62lock_tokens\x18\x11 \x01(\r\x12\x1e\n\x05parts\x18\x12 \x03(\x0b\x32\x0f.kvtier.v1.Part\"e\n\x04Part\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\npage_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x62locks_per_page\x18\x03 \x01(\r\x12\x13\n\x0blast_blocks\x18\x04 \x01(\r\x12\r\n\x05ranks\x18\x05 \x03(\r*X\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_HBM\x10\x01\x12\x0c\n\x08TIER_RAM\x10\x02\x12\r\n\tTIER_NVME\x10\x03\x12\x0f\n\x0bTIER_REMOTE\x10\x04*\xb4\x02\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10REASON_NOT_FOUND\x10\x01\x12\x17\n\x13REASON_PART_MISSING\x10\x02\x12\x13\n\x0fREASON_NO_SPACE\x10\x03\x12\x15\n\x11REASON_OVER_QUOTA\x10\x04\x12\x12\n\x0eREASON_TIMEOUT\x10\x05\x12\x12\n\x0eREASON_CORRUPT\x10\x06\x12\x1c\n\x18REASON_IDENTITY_MISMATCH\x10\x07\x12\x13\n\x0fREASON_IO_ERROR\x10\x08\x12\x14\n\x10REASON_IN_FLIGHT\x10\t\x12\x13\n\x0fREASON_STOPPING\x10\n\x12\x14\n\x10REASON_CANCELLED\x10\x0b\x12\x1b\n\x17REASON_ATTACHMENT_ENDED\x10\x0c*\xce\x03\n\tErrorCode\x12\x1a\n\x16\x45RROR_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45RROR_CODE_NOT_FOUND\x10\x01\x12\x17\n\x13\x45RROR_CODE_NO_SPACE\x10\x02\x12\x19\n\x15\x45RROR_CODE_OVER_QUOTA\x10\x03\x12\x16\n\x12\x45RROR_CODE_CORRUPT\x10\x04\x12\x15\n\x11\x45RROR_CODE_CLOSED\x10\x05\x12\x16\n\x12\x45RROR_CODE_EXPIRED\x10\x06\x12 \n\x1c\x45RROR_CODE_UNKNOWN_NAMESPACE\x10\x07\x12\x19\n\x15\x45RROR_CODE_BAD_LAYOUT\x10\x08\x12\x16\n\x12\x45RROR_CODE_INVALID\x10\t\x12!\n\x1d\x45RROR_CODE_UNKNOWN_ATTACHMENT\x10\n\x12\x15\n\x11\x45RROR_CODE_DENIED\x10\x0b\x12\x1b\n\x17\x45RROR_CODE_INCOMPATIBLE\x10\x0c\x12\x1a\n\x16\x45RROR_CODE_UNAVAILABLE\x10\r\x12\x13\n\x0f\x45RROR_CODE_LOST\x10\x0e\x12 \n\x1c\x45RROR_CODE_IDENTITY_MISMATCH\x10\x0f\x12\x11\n\rERROR_CODE_IO\x10\x10\x42\x33Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "kvtier.v1.types_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtier.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals["DESCRIPTOR"]._serialized_options = b"Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1"
-    _globals["_TIER"]._serialized_start = 668
-    _globals["_TIER"]._serialized_end = 756
-    _globals["_REASON"]._serialized_start = 759
-    _globals["_REASON"]._serialized_end = 1067
-    _globals["_ERRORCODE"]._serialized_start = 1070
-    _globals["_ERRORCODE"]._serialized_end = 1532
-    _globals["_ERRORDETAIL"]._serialized_start = 68
-    _globals["_ERRORDETAIL"]._serialized_end = 182
-    _globals["_LAYOUT"]._serialized_start = 185
-    _globals["_LAYOUT"]._serialized_end = 563
-    _globals["_PART"]._serialized_start = 565
-    _globals["_PART"]._serialized_end = 666
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1'
+  _globals['_TIER']._serialized_start=668
+  _globals['_TIER']._serialized_end=756
+  _globals['_REASON']._serialized_start=759
+  _globals['_REASON']._serialized_end=1067
+  _globals['_ERRORCODE']._serialized_start=1070
+  _globals['_ERRORCODE']._serialized_end=1532
+  _globals['_ERRORDETAIL']._serialized_start=68
+  _globals['_ERRORDETAIL']._serialized_end=182
+  _globals['_LAYOUT']._serialized_start=185
+  _globals['_LAYOUT']._serialized_end=563
+  _globals['_PART']._serialized_start=565
+  _globals['_PART']._serialized_end=666
 # @@protoc_insertion_point(module_scope)

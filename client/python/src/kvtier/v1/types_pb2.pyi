@@ -53,7 +53,6 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_LOST: _ClassVar[ErrorCode]
     ERROR_CODE_IDENTITY_MISMATCH: _ClassVar[ErrorCode]
     ERROR_CODE_IO: _ClassVar[ErrorCode]
-
 TIER_UNSPECIFIED: Tier
 TIER_HBM: Tier
 TIER_RAM: Tier
@@ -98,34 +97,10 @@ class ErrorDetail(_message.Message):
     code: ErrorCode
     message: str
     retry_after: _duration_pb2.Duration
-    def __init__(
-        self,
-        code: _Optional[_Union[ErrorCode, str]] = ...,
-        message: _Optional[str] = ...,
-        retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., message: _Optional[str] = ..., retry_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Layout(_message.Message):
-    __slots__ = (
-        "model",
-        "revision",
-        "dtype",
-        "kv_dtype",
-        "attention",
-        "layers",
-        "kv_heads",
-        "head_dim",
-        "engine_layout",
-        "engine_epoch",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "context_parallel",
-        "isa",
-        "hash_algorithm",
-        "hash_seed",
-        "block_tokens",
-        "parts",
-    )
+    __slots__ = ("model", "revision", "dtype", "kv_dtype", "attention", "layers", "kv_heads", "head_dim", "engine_layout", "engine_epoch", "tensor_parallel", "pipeline_parallel", "context_parallel", "isa", "hash_algorithm", "hash_seed", "block_tokens", "parts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -162,27 +137,7 @@ class Layout(_message.Message):
     hash_seed: str
     block_tokens: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(
-        self,
-        model: _Optional[str] = ...,
-        revision: _Optional[str] = ...,
-        dtype: _Optional[str] = ...,
-        kv_dtype: _Optional[str] = ...,
-        attention: _Optional[str] = ...,
-        layers: _Optional[int] = ...,
-        kv_heads: _Optional[int] = ...,
-        head_dim: _Optional[int] = ...,
-        engine_layout: _Optional[str] = ...,
-        engine_epoch: _Optional[int] = ...,
-        tensor_parallel: _Optional[int] = ...,
-        pipeline_parallel: _Optional[int] = ...,
-        context_parallel: _Optional[int] = ...,
-        isa: _Optional[str] = ...,
-        hash_algorithm: _Optional[str] = ...,
-        hash_seed: _Optional[str] = ...,
-        block_tokens: _Optional[int] = ...,
-        parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., attention: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., engine_layout: _Optional[str] = ..., engine_epoch: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., context_parallel: _Optional[int] = ..., isa: _Optional[str] = ..., hash_algorithm: _Optional[str] = ..., hash_seed: _Optional[str] = ..., block_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("name", "page_bytes", "blocks_per_page", "last_blocks", "ranks")
@@ -196,11 +151,4 @@ class Part(_message.Message):
     blocks_per_page: int
     last_blocks: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        page_bytes: _Optional[int] = ...,
-        blocks_per_page: _Optional[int] = ...,
-        last_blocks: _Optional[int] = ...,
-        ranks: _Optional[_Iterable[int]] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., page_bytes: _Optional[int] = ..., blocks_per_page: _Optional[int] = ..., last_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
