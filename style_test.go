@@ -51,7 +51,7 @@ var importMap = map[string][]string{
 	"server/trust":           {"paging", "server/transport"},
 	"server/rpc":             {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server":                 {"server/cluster", "server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
-	"server/servertest":      {"server", "tier", "tier/ram", "tier/nvme", "gpu/host"},
+	"server/servertest":      {"server", "tier", "tier/ram", "tier/hbm", "tier/nvme", "gpu", "gpu/host", "paging"},
 	"bench":                  nil, // the client, paging and the package being measured
 	"cmd/kvtier":             nil, // picks drivers and devices: anything
 	"gpu/cuda/check":         nil,

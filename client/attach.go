@@ -138,7 +138,13 @@ func (l *link) attach(ctx context.Context) error {
 		return fmt.Errorf("attach: %w: %v", paging.ErrUnavailable, err) //nolint:errorlint // whatever it is, the node cannot be reached
 	}
 	l.tether = tether
-	l.extents = newExtentSet(func() { _ = tether.Close() })
+	var pool *poolRange
+	if c.cfg.DevicePool {
+		if pool, err = newPool(w.GetArenas()); err != nil {
+			return fmt.Errorf("attach: %w", err)
+		}
+	}
+	l.extents = newExtentSet(pool, func() { _ = tether.Close() })
 	if err := tether.SendHello(ctx, shm.AttachmentID(w.GetAttachment())); err != nil {
 		return fmt.Errorf("attach: %w: %v", paging.ErrUnavailable, err) //nolint:errorlint // as above
 	}
@@ -177,6 +183,7 @@ func (c *Client) hello() *kvtierv1.Hello {
 		GroupSecret:     c.cfg.GroupSecret,
 		StagingBytes:    uint64(c.cfg.StagingBytes),
 		Ranks:           c.cfg.Ranks,
+		DevicePool:      c.cfg.DevicePool,
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,6 +40,10 @@ type Config struct {
 	// Ranks of the layout that this process reads and writes. Empty: all.
 	Ranks []uint32
 
+	// DevicePool asks for the memory of the node's HBM tier, if it has one: leases
+	// with Wanted TierHBM lie there (Socket only). See Client.Pool.
+	DevicePool bool
+
 	// StagingBytes is the memory for pages being written: asked of the node with
 	// Socket (0: the node's default), private with Address (0: 64 MiB).
 	StagingBytes int64

@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,15 +24,22 @@ const maxExtents = 1 << 16
 type mapping struct {
 	id      paging.ExtentID
 	staging bool
-	mem     *shm.Memory
+	mem     *shm.Memory // nil: memory of a device that is not mapped here
+	file    *os.File    // instead of mem
+	pool    *poolRange  // that mem lies in; nil: none
+	table   *shm.Memory // of generations, if it does not lie in mem
 	bytes   []byte
-	gens    shm.Generations // of RAM extents
+	size    uint64          // of the extent
+	gens    shm.Generations // of extents that are read
 	first   uint64          // offset of the first slot: behind the generation table
 	refs    int
 }
 
 // page is the memory of slot s, which check has passed.
 func (m *mapping) page(s paging.Slot) []byte {
+	if m.bytes == nil {
+		return nil // on a device
+	}
 	end := s.Offset + uint64(s.Bytes)
 	return m.bytes[s.Offset:end:end]
 }
@@ -39,17 +48,19 @@ func (m *mapping) page(s paging.Slot) []byte {
 // set until the set is retired, and one of each lease or attempt that uses it.
 type extentSet struct {
 	byID atomic.Pointer[map[paging.ExtentID]*mapping] // replaced, never changed
+	pool *poolRange                                   // nil: none
 	idle func()                                       // called once, after retire, when no RAM extent is mapped any more
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each change
 	retired bool
 	idled   bool
-	readers int // RAM extents mapped
+	readers int                             // RAM and pool extents mapped
+	tables  map[paging.ExtentID]*shm.Memory // that came before their extents
 }
 
-func newExtentSet(idle func()) *extentSet {
-	s := &extentSet{idle: idle, changed: make(chan struct{})}
+func newExtentSet(pool *poolRange, idle func()) *extentSet {
+	s := &extentSet{pool: pool, idle: idle, changed: make(chan struct{}), tables: map[paging.ExtentID]*shm.Memory{}}
 	s.byID.Store(&map[paging.ExtentID]*mapping{})
 	return s
 }
@@ -57,35 +68,103 @@ func newExtentSet(idle func()) *extentSet {
 // add maps a received extent and closes its descriptor. A set that is retired
 // drops it.
 func (s *extentSet) add(e *shm.Extent) error {
-	id, staging := e.ID, e.Kind == shm.KindStaging
-	m := &mapping{id: id, staging: staging, refs: 1}
-	var err error
-	if m.mem, err = e.Map(); err != nil {
-		return fmt.Errorf("map extent %d: %w", id, err)
+	if e.Kind == shm.KindPoolTable {
+		return s.addTable(e)
 	}
-	m.bytes = m.mem.Bytes()
-	if !staging {
-		m.gens = shm.Of(m.bytes)
-		m.first = uint64(shm.GenTableBytes(m.mem.Size()))
+	m, err := s.open(e)
+	if err != nil {
+		return fmt.Errorf("map extent %d: %w", e.ID, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old := *s.byID.Load()
 	if s.retired {
-		return m.mem.Close()
+		return m.close()
 	}
-	if _, dup := old[id]; dup || len(old) >= maxExtents {
-		_ = m.mem.Close()
-		return fmt.Errorf("extent %d announced twice, or more than %d: %w", id, maxExtents, paging.ErrInvalid)
+	if _, dup := old[m.id]; dup || len(old) >= maxExtents {
+		_ = m.close()
+		return fmt.Errorf("extent %d announced twice, or more than %d: %w", m.id, maxExtents, paging.ErrInvalid)
 	}
 	next := maps.Clone(old)
-	next[id] = m
+	next[m.id] = m
 	s.byID.Store(&next)
-	if !staging {
+	if !m.staging {
 		s.readers++
 	}
 	s.announce()
 	return nil
+}
+
+// addTable keeps the generations of a pool extent until that comes.
+func (s *extentSet) addTable(e *shm.Extent) error {
+	id := e.ID
+	table, err := e.Map()
+	if err != nil {
+		return fmt.Errorf("map the table of extent %d: %w", id, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.retired {
+		return table.Close()
+	}
+	if s.tables[id] != nil || len(s.tables) >= poolPlaces {
+		_ = table.Close()
+		return fmt.Errorf("table of extent %d announced twice, or without its extent: %w", id, paging.ErrInvalid)
+	}
+	s.tables[id] = table
+	return nil
+}
+
+// open maps an extent as its kind says.
+func (s *extentSet) open(e *shm.Extent) (m *mapping, err error) {
+	m = &mapping{id: e.ID, staging: e.Kind == shm.KindStaging || e.Kind == shm.KindWorking, refs: 1, size: uint64(e.Bytes)}
+	if e.Kind == shm.KindPool {
+		return m, s.openPool(m, e)
+	}
+	if m.mem, err = e.Map(); err != nil {
+		return nil, err
+	}
+	m.bytes = m.mem.Bytes()
+	if !m.staging {
+		m.gens = shm.Of(m.bytes)
+		m.first = uint64(shm.GenTableBytes(m.mem.Size()))
+	}
+	return m, nil
+}
+
+func (s *extentSet) openPool(m *mapping, e *shm.Extent) error {
+	s.mu.Lock()
+	m.table = s.tables[e.ID]
+	delete(s.tables, e.ID)
+	s.mu.Unlock()
+	if s.pool == nil || m.table == nil || m.table.Size() < shm.GenTableBytes(e.Bytes) {
+		return errors.Join(fmt.Errorf("a pool extent that was not announced, or without its table: %w", paging.ErrInvalid), m.close())
+	}
+	m.gens = shm.TableOf(m.table.Bytes())
+	if err := s.pool.add(m, e); err != nil {
+		return errors.Join(err, m.close())
+	}
+	if m.mem != nil {
+		m.pool, m.bytes = s.pool, m.mem.Bytes()
+	}
+	return nil
+}
+
+// close gives back what the mapping took.
+func (m *mapping) close() (err error) {
+	if m.mem != nil {
+		err = m.mem.Close()
+	}
+	if m.pool != nil {
+		m.pool.gone()
+	}
+	if m.table != nil {
+		err = errors.Join(err, m.table.Close())
+	}
+	if m.file != nil {
+		err = errors.Join(err, m.file.Close())
+	}
+	return err
 }
 
 func (s *extentSet) announce() {
@@ -148,8 +227,14 @@ func (s *extentSet) retire() {
 	s.retired = true
 	all := slices.Collect(maps.Values(*s.byID.Load()))
 	s.byID.Store(&map[paging.ExtentID]*mapping{})
+	tables := s.tables
+	s.tables = nil
 	s.announce()
 	s.release(all)
+	for _, t := range tables {
+		_ = t.Close()
+	}
+	s.pool.close()
 }
 
 // release takes one reference off each, with mu held, which it unlocks before
@@ -169,7 +254,7 @@ func (s *extentSet) release(ms []*mapping) {
 	s.idled = s.idled || idle
 	s.mu.Unlock()
 	for _, m := range ended {
-		_ = m.mem.Close()
+		_ = m.close()
 	}
 	if idle {
 		s.idle()
@@ -225,7 +310,7 @@ func (s *extentSet) resolve(ctx context.Context, slots []byte, staging bool, int
 			}
 		}
 		offset := binary.LittleEndian.Uint64(ref[8:])
-		size := uint64(len(last.bytes))
+		size := last.size
 		if offset%paging.UnitBytes != 0 || offset < last.first || offset > size || uint64(bytes) > size-offset {
 			return into, fmt.Errorf("slot %d: %d bytes at %d of extent %d (%d bytes): %w", at/paging.SlotBytes, bytes, offset, id, size, paging.ErrInvalid)
 		}

@@ -17,7 +17,7 @@ func bareLink(t *testing.T) *link {
 	cfg := Config{Socket: "unused"}.withDefaults()
 	c := &Client{cfg: cfg, log: cfg.Logger, ctx: t.Context()}
 	l := newLink(c, nil)
-	l.extents = newExtentSet(func() {})
+	l.extents = newExtentSet(nil, func() {})
 	l.mux = newMux(nil, &l.heard, l.event)
 	return l
 }

@@ -45,7 +45,7 @@ func mapExtent(t testing.TB, s *extentSet, id paging.ExtentID, kind shm.Kind) {
 // FuzzSlots gives the client any table of slot references. What it accepts it
 // must be able to read, or to fill, to the last byte: a fault would end the test.
 func FuzzSlots(f *testing.F) {
-	set := newExtentSet(func() {})
+	set := newExtentSet(nil, func() {})
 	mapExtent(f, set, fuzzRAM, shm.KindRAM)
 	mapExtent(f, set, fuzzStaging, shm.KindStaging)
 	f.Cleanup(set.retire)
@@ -126,7 +126,7 @@ func readEverything(t *testing.T, lease *Lease) {
 
 // A receiver may not write what it reads: the memory faults, whatever it tries.
 func TestExtentIsReadOnlyHere(t *testing.T) {
-	set := newExtentSet(func() {})
+	set := newExtentSet(nil, func() {})
 	mapExtent(t, set, fuzzRAM, shm.KindRAM)
 	defer set.retire()
 	r, w, err := os.Pipe()
@@ -148,7 +148,7 @@ func TestExtentIsReadOnlyHere(t *testing.T) {
 // is only staging does not keep it.
 func TestExtentSetIdle(t *testing.T) {
 	idle := 0
-	set := newExtentSet(func() { idle++ })
+	set := newExtentSet(nil, func() { idle++ })
 	mapExtent(t, set, fuzzRAM, shm.KindRAM)
 	mapExtent(t, set, fuzzStaging, shm.KindStaging)
 	held := []*mapping{set.lookup(fuzzRAM)}

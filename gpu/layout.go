@@ -17,6 +17,11 @@ type Layout struct {
 	ValueDim int
 
 	PageStride, KOffset, VOffset, TokenStride, HeadStride int64
+
+	// PageBytes is set where pages begin at multiples of a PageStride that is shorter than a page, as slots of a shared
+	// pool do at multiples of 4 KiB: table entries count strides, and two pages in use are at least PageBytes apart.
+	// 0: PageStride is the length of a page.
+	PageBytes int64
 }
 
 // NHD is [page][K|V][token][head][dim], as FlashInfer and FlashAttention read it.
@@ -124,11 +129,29 @@ func (l *Layout) validateStrides() error {
 	if need := inner*(innerCount-1) + row; outerCount > 1 && outer < need {
 		return layoutErr(outerName, outer, fmt.Sprintf("at least %d bytes", need), ErrStride)
 	}
-	if need := l.rowsBytes(l.HeadDim); l.PageStride < need {
-		return layoutErr("PageStride", l.PageStride, fmt.Sprintf("at least %d bytes", need), ErrStride)
+	if err := l.validatePage(); err != nil {
+		return err
 	}
 	if d := l.VOffset - l.KOffset; !l.latent() && d > -row && d < row {
 		return layoutErr("VOffset", l.VOffset, fmt.Sprintf("at least a row of %d bytes away from KOffset %d", row, l.KOffset), ErrStride)
+	}
+	return nil
+}
+
+// validatePage makes sure that a page holds its rows.
+func (l *Layout) validatePage() error {
+	name, bytes := "PageStride", l.PageStride
+	if l.PageBytes != 0 {
+		if l.PageBytes < 0 || l.PageBytes > maxStride {
+			return layoutErr("PageBytes", l.PageBytes, "0 to 2^40", ErrStride)
+		}
+		if l.PageStride < rowAlign {
+			return layoutErr(name, l.PageStride, "at least 16 bytes", ErrStride)
+		}
+		name, bytes = "PageBytes", l.PageBytes
+	}
+	if need := l.rowsBytes(l.HeadDim); bytes < need {
+		return layoutErr(name, bytes, fmt.Sprintf("at least %d bytes", need), ErrStride)
 	}
 	return nil
 }

@@ -142,7 +142,7 @@ func parsePageToken(token string) (*paging.BlockID, error) {
 func encodeBlock(b *tier.BlockInfo) *kvtierv1.BlockInfo {
 	out := &kvtierv1.BlockInfo{
 		NamespaceId: b.ID.Namespace[:], Name: b.ID.Name[:], Tenant: b.Tenant, Model: b.Model,
-		Parts: uint64(b.RAM | b.Disk), Bytes: uint64(b.Bytes), Position: uint32(b.Position), Hits: uint32(b.Hits),
+		Parts: uint64(b.RAM | b.Disk | b.Device), Bytes: uint64(b.Bytes), Position: uint32(b.Position), Hits: uint32(b.Hits),
 		Priority: uint32(b.Priority), Leases: uint32(b.Leases), Idle: durationpb.New(b.Idle),
 	}
 	if b.Retained > 0 {
@@ -209,15 +209,23 @@ func (n *node) tierStatus(m *Metrics) []*kvtierv1.TierStatus {
 	ram.LeasedBytes, ram.HitBlocks, ram.EvictedBlocks = uint64(h.LeasedBytes), uint64(h.RAMHitBlocks), uint64(h.EvictedBlocks)
 	ram.InFlightBytes += uint64(m.StagingBytes)
 	ram.Blocks, ram.Policy, ram.Queue = uint64(h.RAMBlocks), h.RAMPolicy, uint64(h.QueueLoads)
+	var all []*kvtierv1.TierStatus
+	if m.HBM != nil {
+		hbm := usageStatus(kvtierv1.Tier_TIER_HBM, m.HBM)
+		hbm.HitBlocks, hbm.EvictedBlocks = uint64(h.DeviceHitBlocks), uint64(h.DeviceEvictedBlocks)
+		hbm.Blocks, hbm.Policy, hbm.Queue = uint64(h.DeviceBlocks), h.RAMPolicy, uint64(h.QueueMoves)
+		all = append(all, hbm)
+	}
+	all = append(all, ram)
 	if m.NVMe == nil {
-		return []*kvtierv1.TierStatus{ram}
+		return all
 	}
 	nvme := usageStatus(kvtierv1.Tier_TIER_NVME, m.NVMe)
 	nvme.HitBlocks, nvme.EvictedBlocks = uint64(h.DiskHitBlocks), uint64(h.DiskEvictedBlocks)
 	nvme.Blocks, nvme.Policy, nvme.Queue = uint64(h.DiskBlocks), h.DiskPolicy, uint64(h.QueueBlocks)
 	nvme.CorruptPages = uint64(h.CorruptPages + h.IdentityPages)
 	nvme.IoErrors = uint64(h.LoadErrors + h.StoreErrors)
-	return []*kvtierv1.TierStatus{ram, nvme}
+	return append(all, nvme)
 }
 
 func usageStatus(kind kvtierv1.Tier, u *tier.Usage) *kvtierv1.TierStatus {

@@ -38,6 +38,7 @@ type attachment struct {
 	version string
 	ranks   []uint32
 	group   *group // nil: none
+	pool    bool   // gets the memory of the device pool
 	since   time.Time
 
 	signal  chan struct{}   // outbox has something
@@ -198,7 +199,7 @@ func (a *attachment) tethered() (<-chan struct{}, error) {
 		return nil, fmt.Errorf("the attachment has its tether already: %w", paging.ErrInvalid)
 	}
 	a.tethers++
-	a.node.ram.Tethered(a.caller.Tenant, 1)
+	a.countTether(1)
 	a.deliver = make(chan struct{}, 1)
 	a.deliver <- struct{}{}
 	return a.deliver, nil
@@ -211,7 +212,7 @@ func (a *attachment) untethered() {
 	a.tethers--
 	a.deliver = nil
 	a.mu.Unlock()
-	a.node.ram.Tethered(a.caller.Tenant, -1)
+	a.countTether(-1)
 	a.end(fmt.Errorf("the hand-off socket was closed: %w", paging.ErrUnknownAttachment))
 	a.free()
 }
@@ -361,7 +362,7 @@ func (n *node) Attach(ctx context.Context, c rpc.Caller, h *rpc.Hello) (rpc.Atta
 	}
 	n.endPrevious(c, h.Previous)
 	a := &attachment{
-		node: n, id: randomID(), caller: c, engine: h.Engine, version: h.EngineVersion, ranks: h.Ranks,
+		node: n, id: randomID(), caller: c, engine: h.Engine, version: h.EngineVersion, ranks: h.Ranks, pool: h.DevicePool && n.hbm != nil,
 		since: time.Now(), signal: make(chan struct{}, 1), ended: make(chan struct{}),
 		attempts: map[rpc.ID]*attempt{}, prefetches: map[uint64]*prefetch{},
 	}

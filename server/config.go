@@ -7,6 +7,13 @@ import (
 	"github.com/kvtier/kvtier/paging"
 )
 
+// Kinds of device that Config.Device names.
+const (
+	DeviceAuto = "auto"
+	DeviceHost = "host"
+	DeviceCUDA = "cuda:" // and the number of the device
+)
+
 // Off as the value of an address says that nothing listens there.
 const Off = "off"
 
@@ -35,6 +42,12 @@ type Config struct {
 
 	// RAMBytes is the budget of the RAM tier, staging included. 0: 4 GiB.
 	RAMBytes Size `yaml:"ram"`
+	// HBMBytes is the budget of the tier on a device, working pages of engines
+	// included. 0: there is no such tier.
+	HBMBytes Size `yaml:"hbm"`
+	// Device holds the HBM tier: auto (the first CUDA device, else host), host (memory
+	// of this machine that behaves like a device's), cuda:N. Empty: auto.
+	Device string `yaml:"device"`
 	// NVMeBytes is the budget of the NVMe tier. 0: 16 GiB with Dir, none without.
 	NVMeBytes Size `yaml:"nvme"`
 	// Policy is the eviction policy. Empty: "default".
@@ -118,6 +131,8 @@ type Tenant struct {
 	RAMBytes Size `yaml:"ram"`
 	// NVMeBytes is the same for the NVMe tier. 0: all.
 	NVMeBytes Size `yaml:"nvme"`
+	// HBMBytes is the same for the HBM tier. 0: all.
+	HBMBytes Size `yaml:"hbm"`
 }
 
 // Token is a bearer token: a secret of at least 16 characters.
@@ -178,6 +193,7 @@ func (c Config) WithDefaults() Config {
 	if c.Dir != "" {
 		orDefault(&c.NVMeBytes, defaultNVMeBytes)
 	}
+	orDefault(&c.Device, DeviceAuto)
 	orDefault(&c.Policy, defaultPolicy)
 	orDefault(&c.FlushAfter, defaultFlushAfter)
 	orDefault(&c.StagingBytes, max(min(defaultStagingBytes, c.RAMBytes/stagingShare), paging.UnitBytes))

@@ -44,6 +44,7 @@ type Metrics struct {
 	Hierarchy tier.Metrics
 	RAM       tier.Usage
 	NVMe      *tier.Usage // nil: no such tier
+	HBM       *tier.Usage // nil: no such tier
 	NVMeIO    tier.IO     // zero: no such tier, or it does not tell
 }
 
@@ -63,6 +64,10 @@ func (n *node) metrics() Metrics {
 	}
 	if n.trust != nil {
 		m.TLS = n.trust.State()
+	}
+	if n.hbm != nil {
+		u := n.hbm.Usage()
+		m.HBM = &u
 	}
 	if n.nvme != nil {
 		u := n.nvme.Usage()

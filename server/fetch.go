@@ -53,6 +53,9 @@ func (a *attachment) prepare(r *rpc.FetchRequest) (fetchCall, error) {
 	if a.node.stopping.Load() {
 		return c, errStopping
 	}
+	if err := a.checkWanted(r.Wanted); err != nil {
+		return c, err
+	}
 	var err error
 	if c.layout, err = a.namespace(r.Namespace); err != nil {
 		return c, err

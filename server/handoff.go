@@ -108,7 +108,7 @@ func (n *node) greetTether(t *shm.Tether) (*attachment, <-chan struct{}, error) 
 // deliverExtents sends what the engine does not have yet, now and whenever
 // something was added.
 func (n *node) deliverExtents(ctx context.Context, a *attachment, t *shm.Tether, deliver <-chan struct{}) {
-	have := map[paging.ExtentID]bool{}
+	have := map[handed]bool{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -124,14 +124,20 @@ func (n *node) deliverExtents(ctx context.Context, a *attachment, t *shm.Tether,
 	}
 }
 
-func (n *node) deliverOnce(ctx context.Context, a *attachment, t *shm.Tether, have map[paging.ExtentID]bool) error {
+// handed names a descriptor: an extent of a pool has two.
+type handed struct {
+	id   paging.ExtentID
+	kind shm.Kind
+}
+
+func (n *node) deliverOnce(ctx context.Context, a *attachment, t *shm.Tether, have map[handed]bool) error {
 	ctx, cancel := context.WithTimeout(ctx, tetherSendWithin)
 	defer cancel()
 	a.handing.Lock()
 	defer a.handing.Unlock()
 	var fresh []shm.Extent
-	for _, e := range append(n.ram.Extents(a.caller.Tenant), a.stagingExtents()...) {
-		if !have[e.ID] {
+	for _, e := range n.extentsOf(a) {
+		if !have[handed{e.ID, e.Kind}] {
 			fresh = append(fresh, e)
 		}
 	}
@@ -141,10 +147,12 @@ func (n *node) deliverOnce(ctx context.Context, a *attachment, t *shm.Tether, ha
 	if err := t.SendExtents(ctx, fresh); err != nil {
 		return err
 	}
-	added := make([]rpc.Extent, len(fresh))
-	for i, e := range fresh {
-		have[e.ID] = true
-		added[i] = rpc.Extent{ID: e.ID, Arena: arenaOf(e.Kind), Bytes: uint64(e.Bytes)}
+	var added []rpc.Extent
+	for _, e := range fresh {
+		have[handed{e.ID, e.Kind}] = true
+		if e.Kind != shm.KindPoolTable { // not an extent: it goes with one
+			added = append(added, rpc.Extent{ID: e.ID, Arena: arenaOf(e.Kind), Bytes: uint64(e.Bytes)})
+		}
 	}
 	a.announce(added)
 	return nil
@@ -154,11 +162,15 @@ func (n *node) deliverOnce(ctx context.Context, a *attachment, t *shm.Tether, ha
 const (
 	ramArena     = 1
 	stagingArena = 2
+	poolArena    = 3
 )
 
 func arenaOf(k shm.Kind) uint32 {
-	if k == shm.KindStaging {
+	switch k {
+	case shm.KindStaging:
 		return stagingArena
+	case shm.KindPool:
+		return poolArena
 	}
 	return ramArena
 }

@@ -66,6 +66,11 @@ var values = []value{
 	{"tier_clean_wait_seconds_total", "Time that fetches and reserves waited for pages to be written down.", func(m *Metrics) float64 { return m.Hierarchy.CleanWaitTime.Seconds() }},
 	{"tier_loaded_pages_total", "Pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedPages) }},
 	{"tier_loaded_bytes_total", "Bytes of pages loaded from disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadedBytes) }},
+	{"tier_filled_pages_total", "Pages copied from RAM to the device.", func(m *Metrics) float64 { return number(m.Hierarchy.FilledPages) }},
+	{"tier_filled_bytes_total", "Bytes of pages copied from RAM to the device.", func(m *Metrics) float64 { return number(m.Hierarchy.FilledBytes) }},
+	{"tier_lowered_pages_total", "Pages copied from the device to RAM.", func(m *Metrics) float64 { return number(m.Hierarchy.LoweredPages) }},
+	{"tier_lowered_bytes_total", "Bytes of pages copied from the device to RAM.", func(m *Metrics) float64 { return number(m.Hierarchy.LoweredBytes) }},
+	{"tier_queue_moves", "Pages that wait for the device.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueMoves) }},
 	{"tier_corrupt_pages_total", "Loads that failed their checksum.", func(m *Metrics) float64 { return number(m.Hierarchy.CorruptPages) }},
 	{"tier_identity_mismatch_pages_total", "Loads that found another page's bytes.", func(m *Metrics) float64 { return number(m.Hierarchy.IdentityPages) }},
 	{"tier_load_errors_total", "Loads that failed otherwise.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadErrors) }},
@@ -179,6 +184,12 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	counter(hitTokensDesc, h.RAMHitTokens, "ram")
 	counter(evictedBlocksDesc, h.EvictedBlocks, "ram")
 	collectUsage(gauge, "ram", &m.RAM)
+	if m.HBM != nil {
+		counter(hitBlocksDesc, h.DeviceHitBlocks, "hbm")
+		counter(hitTokensDesc, h.DeviceHitTokens, "hbm")
+		counter(evictedBlocksDesc, h.DeviceEvictedBlocks, "hbm")
+		collectUsage(gauge, "hbm", m.HBM)
+	}
 	if m.NVMe != nil {
 		counter(hitBlocksDesc, h.DiskHitBlocks, "nvme")
 		counter(hitTokensDesc, h.DiskHitTokens, "nvme")
@@ -193,6 +204,9 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	for _, t := range e.node.hier.Tenants() {
 		gauge(tenantDesc, float64(t.RAMBytes), t.Tenant, "ram")
 		gauge(tenantDesc, float64(t.DiskBytes), t.Tenant, "nvme")
+		if m.HBM != nil {
+			gauge(tenantDesc, float64(t.DeviceBytes), t.Tenant, "hbm")
+		}
 	}
 	collectCalls(ch, m.RPC.Calls)
 }

@@ -32,6 +32,7 @@ type node struct {
 	hier       *tier.Hierarchy
 	ram        RAM
 	nvme       tier.Durable    // nil: none
+	hbm        HBM             // nil: none
 	peers      *latePeers      // nil: the node is alone
 	cluster    *cluster.Node   // nil: the node is alone
 	ctx        context.Context // ends when the node closes
@@ -149,10 +150,14 @@ func (n *node) Keep(ctx context.Context, c rpc.Caller, r *rpc.KeepRequest) ([]by
 
 // arenas are those whose slots this node hands out.
 func (n *node) arenas() []rpc.Arena {
-	return []rpc.Arena{
+	all := []rpc.Arena{
 		{ID: ramArena, Tier: uint8(tier.RAM), Device: "host", SlotAlign: paging.UnitBytes},
 		{ID: stagingArena, Tier: uint8(tier.None), Device: "host", SlotAlign: paging.UnitBytes},
 	}
+	if n.hbm != nil {
+		all = append(all, poolArenaOf(n.hbm.Pool()))
+	}
+	return all
 }
 
 // sweep does what is due by time until the node closes. Owner: the node; exits
@@ -231,8 +236,13 @@ const orphanAfter = time.Minute
 
 // tiers lists the node's tiers, fastest first.
 func (n *node) tiers() []tier.Tier {
-	if n.nvme == nil {
-		return []tier.Tier{n.ram}
+	var all []tier.Tier
+	if n.hbm != nil {
+		all = append(all, n.hbm)
 	}
-	return []tier.Tier{n.ram, n.nvme}
+	all = append(all, n.ram)
+	if n.nvme != nil {
+		all = append(all, n.nvme)
+	}
+	return all
 }

@@ -39,6 +39,9 @@ type Drivers struct {
 	// RAM opens the arena. added is to be called, from any goroutine and not under
 	// a lock of the arena, when a tenant got memory. Required.
 	RAM func(ctx context.Context, cfg Config, log *slog.Logger, added func(tenant string)) (RAM, error)
+	// HBM opens the tier on a device, before RAM is opened; it is closed after RAM.
+	// Called if Config.HBMBytes is not 0.
+	HBM func(ctx context.Context, cfg Config, log *slog.Logger, added func(tenant string)) (HBM, error)
 	// NVMe opens the disk tier in a directory of its own. Called if
 	// Config.NVMeBytes is not 0.
 	NVMe func(ctx context.Context, cfg Config, dir string, log *slog.Logger) (tier.Durable, error)
@@ -117,6 +120,15 @@ func (s *Server) openNode(ctx context.Context, cfg Config, o Options, clustered 
 	n.leaseIDs.Store(randomLease())
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.node = n
+	if cfg.HBMBytes > 0 {
+		if o.Drivers.HBM == nil {
+			return fmt.Errorf("hbm: this program has no driver for a device: set hbm to 0: %w", paging.ErrInvalid)
+		}
+		if n.hbm, err = o.Drivers.HBM(ctx, cfg, o.Logger, n.extentsAdded); err != nil {
+			n.hbm = nil // not an interface that holds nothing
+			return fmt.Errorf("hbm tier: %w", err)
+		}
+	}
 	if n.ram, err = o.Drivers.RAM(ctx, cfg, o.Logger, n.extentsAdded); err != nil {
 		return fmt.Errorf("ram tier: %w", err)
 	}
@@ -132,6 +144,9 @@ func (s *Server) openNode(ctx context.Context, cfg Config, o Options, clustered 
 		Arena: n.ram, Durable: n.nvme, RAMPolicy: cfg.Policy, DiskPolicy: cfg.Policy, Quotas: quotas(cfg.Tenants),
 		MaxPageBytes: n.ram.MaxPageBytes(), FlushAfter: cfg.FlushAfter, Logger: o.Logger, Progress: o.Progress,
 	}
+	if n.hbm != nil {
+		conf.Device = n.hbm
+	}
 	if clustered {
 		n.peers = &latePeers{}
 		conf.Peers, conf.Observed = n.peers, true
@@ -145,7 +160,7 @@ func (s *Server) openNode(ctx context.Context, cfg Config, o Options, clustered 
 func quotas(tenants []Tenant) map[string]tier.Quota {
 	q := make(map[string]tier.Quota, len(tenants))
 	for _, t := range tenants {
-		q[t.Name] = tier.Quota{RAMBytes: int64(t.RAMBytes), DiskBytes: int64(t.NVMeBytes)}
+		q[t.Name] = tier.Quota{RAMBytes: int64(t.RAMBytes), DiskBytes: int64(t.NVMeBytes), DeviceBytes: int64(t.HBMBytes)}
 	}
 	return q
 }
@@ -362,6 +377,9 @@ func (n *node) close(ctx context.Context) error {
 	}
 	if n.ram != nil {
 		errs = append(errs, n.ram.Close())
+	}
+	if n.hbm != nil {
+		errs = append(errs, n.hbm.Close())
 	}
 	return errors.Join(errs...)
 }

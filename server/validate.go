@@ -18,6 +18,7 @@ import (
 const (
 	minRAMBytes      = 1 << 20
 	minNVMeBytes     = 16 << 20
+	minHBMBytes      = 16 << 20
 	maxSocketPath    = 106 // sockaddr_un less the mark of a socket that is being made
 	maxTenants       = 1024
 	maxTenantName    = 64
@@ -64,6 +65,15 @@ func (c *Config) validateSizes(p *problems) {
 		p.add("nvme", "%v without a data directory: set dir, or leave nvme out", c.NVMeBytes)
 	case c.NVMeBytes > 0 && c.NVMeBytes < minNVMeBytes:
 		p.add("nvme", "%v is less than the least, %v", c.NVMeBytes, Size(minNVMeBytes))
+	}
+	switch {
+	case c.HBMBytes < 0:
+		p.add("hbm", "is negative")
+	case c.HBMBytes > 0 && c.HBMBytes < minHBMBytes:
+		p.add("hbm", "%v is less than the least, %v", c.HBMBytes, Size(minHBMBytes))
+	}
+	if _, _, err := ParseDevice(c.Device); err != nil {
+		p.add("device", "%v", err)
 	}
 	if c.StagingBytes < paging.UnitBytes || c.StagingBytes > c.RAMBytes {
 		p.add("staging", "%v: want %v to the size of ram, %v", c.StagingBytes, Size(paging.UnitBytes), c.RAMBytes)
@@ -259,6 +269,9 @@ func (c *Config) validateTenants(p *problems) {
 		if t.RAMBytes < 0 || t.RAMBytes > c.RAMBytes {
 			p.add(at+".ram", "%v is more than ram, %v", t.RAMBytes, c.RAMBytes)
 		}
+		if t.HBMBytes < 0 || t.HBMBytes > c.HBMBytes {
+			p.add(at+".hbm", "%v is more than hbm, %v", t.HBMBytes, c.HBMBytes)
+		}
 		if t.NVMeBytes < 0 || t.NVMeBytes > c.NVMeBytes {
 			p.add(at+".nvme", "%v is more than nvme, %v", t.NVMeBytes, c.NVMeBytes)
 		}
@@ -291,4 +304,19 @@ func tenantName(s string) bool {
 		}
 	}
 	return true
+}
+
+// ParseDevice splits Config.Device into its kind and, for cuda, the device's number.
+func ParseDevice(device string) (kind string, ordinal int, err error) {
+	switch number, cuda := strings.CutPrefix(device, DeviceCUDA); {
+	case device == "" || device == DeviceAuto:
+		return DeviceAuto, 0, nil
+	case device == DeviceHost:
+		return DeviceHost, 0, nil
+	case cuda:
+		if n, err := strconv.Atoi(number); err == nil && n >= 0 {
+			return DeviceCUDA, n, nil
+		}
+	}
+	return "", 0, fmt.Errorf("%q: want auto, host or cuda:N", device)
 }

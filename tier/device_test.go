@@ -134,7 +134,7 @@ func TestDeviceHasTheLastCopy(t *testing.T) {
 		if last < 0 || k.OnDevice(paging.BlockID{Namespace: k.id, Name: names[last]}) == 0 {
 			t.Fatalf("block %d: RAM is full and every copy is there, or that on the device went too", last)
 		}
-		hold := k.fetch(k.t.Context(), tier.FetchRequest{Names: names[last:last+1], First: last})
+		hold := k.fetch(k.t.Context(), tier.FetchRequest{Names: names[last : last+1], First: last})
 		k.served(hold, tier.HBM)
 		if m := k.Metrics(); m.LoweredPages != 1 {
 			t.Errorf("%d pages came down", m.LoweredPages)

@@ -266,3 +266,14 @@ type Device interface {
 	// LoadAll is Load of many pages at once, with an error for each.
 	LoadAll(pages []Page, refs []Ref, dst [][]byte, errs []error)
 }
+
+// Pool describes the memory of a Device to those who map it.
+type Pool struct {
+	Driver      string   // "host" or "cuda"
+	Name        string   // of the device, for people
+	UUID        [16]byte // of the device; 0: none
+	ExtentBytes int64    // of every extent
+	// Places is the number of extents when grown. The place of an extent is its
+	// number modulo 1,024, and below Places.
+	Places int
+}

@@ -34,6 +34,8 @@ func settings(c *nodeConfig) []setting {
 		{"listen", "`host:port` of gRPC for clients on other machines; off: none", &c.Listen},
 		{"http-listen", "`host:port` of metrics and health; off: none", &c.HTTPListen},
 		{"ram", "budget of the RAM tier, staging included", &c.RAMBytes},
+		{"hbm", "budget of the HBM tier on a device, working pages of engines included; 0: none", &c.HBMBytes},
+		{"device", "`device` of the HBM tier: auto (CUDA where there is one), host, cuda:N", &c.Device},
 		{"nvme", "budget of the NVMe tier; 0: none, and dir is not used", &c.NVMeBytes},
 		{"policy", "eviction `policy`", &c.Policy},
 		{"flush-after", "write a page to an idle disk this long after its commit", &c.FlushAfter},

@@ -31,7 +31,7 @@ const envPrefix = "KVTIER_"
 
 // otherEnv are variables with our prefix that are no settings of serve: those
 // of the tools and of the tests.
-var otherEnv = []string{"KVTIER_CONFIG", "KVTIER_ADDRESS", "KVTIER_TOKEN", "KVTIER_CA", "KVTIER_SABOTAGE", "KVTIER_TORTURE", "KVTIER_SEED"}
+var otherEnv = []string{"KVTIER_CONFIG", "KVTIER_ADDRESS", "KVTIER_TOKEN", "KVTIER_CA", "KVTIER_SABOTAGE", "KVTIER_TORTURE", "KVTIER_SEED", cudaLibraryEnv}
 
 // injectedEnv are the variables that Kubernetes sets in every container when a
 // service is called kvtier: they are not meant for us.

@@ -13,7 +13,6 @@ import (
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/tier"
 	"github.com/kvtier/kvtier/tier/nvme"
-	"github.com/kvtier/kvtier/tier/ram"
 )
 
 func newServe(out *output, stderr io.Writer) *cobra.Command {
@@ -80,7 +79,7 @@ func serve(ctx context.Context, c *loaded, out *output, stderr io.Writer) error 
 	}
 	log := newLogger(c, stderr)
 	s, err := server.Open(ctx, c.Config, server.Options{
-		Drivers: server.Drivers{RAM: openRAM, NVMe: openNVMe},
+		Drivers: nodeDrivers(),
 		Logger:  log, Version: version, Progress: loading(log),
 	})
 	if err != nil {
@@ -145,22 +144,6 @@ func printReady(out *output, s *server.Server) error {
 	}
 	_, err := fmt.Fprintf(out.w, "ready socket=%s listen=%s http=%s peers=%s pid=%d\n", s.Socket(), listen, http, peers, os.Getpid())
 	return err
-}
-
-// openRAM is the driver of the RAM tier.
-func openRAM(ctx context.Context, c server.Config, log *slog.Logger, added func(tenant string)) (server.RAM, error) {
-	h := thisHost()
-	cfg := ram.Config{
-		BudgetBytes: int64(c.RAMBytes), Quotas: map[string]int64{}, HugePages: c.HugePages,
-		FreeMemory: h.freeMemory, Added: added, Logger: log,
-	}
-	for _, t := range c.Tenants {
-		cfg.Quotas[t.Name] = int64(t.RAMBytes)
-	}
-	if c.NUMANode != nil {
-		cfg.NUMANode = *c.NUMANode + 1
-	}
-	return ram.Open(ctx, cfg)
 }
 
 // openNVMe is the driver of the disk tier.

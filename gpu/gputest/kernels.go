@@ -101,8 +101,25 @@ func testAttention(e *env) {
 		e.check(s, d, fmt.Sprint(typ, " latent, split"))
 		e.free(d.mem)
 	}
+	e.units(s, r)
 	e.nonFinite(s, r)
 	e.closeAll(s)
+}
+
+// units: a block table that counts 4 KiB, as one for slots of a shared pool does.
+func (e *env) units(s gpu.Stream, r *rand.Rand) {
+	e.Helper()
+	const unit = 4096
+	d := e.newDecode(s, r, gpu.NHD(gpu.BF16, 16, 2, 128), 8, gpu.BF16, 37, 100)
+	perPage := int32(d.PageStride / unit)
+	for i, p := range d.Table {
+		if p >= 0 {
+			d.Table[i] = p * perPage
+		}
+	}
+	d.PageBytes, d.PageStride, d.Pages = d.PageStride, unit, d.Pages*int(perPage)
+	e.check(s, d, "table in units")
+	e.free(d.mem)
 }
 
 // nonFinite: a NaN or an infinity spoils what depends on it and nothing else.

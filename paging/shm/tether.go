@@ -317,6 +317,22 @@ func (e *Extent) Map() (*Memory, error) {
 	return MapReadOnly(e.FD, e.Bytes)
 }
 
+// File is the descriptor of a received extent as a file, which owns it from now on.
+func (e *Extent) File() *os.File {
+	f := os.NewFile(uintptr(e.FD), "kvtier-extent")
+	e.FD = -1
+	return f
+}
+
+// Duplicate is a new descriptor of what f names, close-on-exec.
+func Duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate a descriptor: %w: %w", paging.ErrIO, err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
 // Discard closes the descriptor of a received extent that is not wanted.
 func (e *Extent) Discard() {
 	if e.FD >= 0 {

@@ -259,4 +259,3 @@ func checkCounts(t *testing.T, s *State) {
 		t.Fatalf("claims of nodes that are not there: %v", claims)
 	}
 }
-

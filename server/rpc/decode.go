@@ -212,7 +212,7 @@ func hello(h *kvtierv1.Hello) (*Hello, error) {
 	}
 	return &Hello{
 		Engine: h.GetEngine(), EngineVersion: h.GetEngineVersion(), Group: h.GetGroupId(),
-		GroupSecret: h.GetGroupSecret(), StagingBytes: h.GetStagingBytes(), Previous: previous, Ranks: h.GetRanks(),
+		GroupSecret: h.GetGroupSecret(), StagingBytes: h.GetStagingBytes(), Previous: previous, Ranks: h.GetRanks(), DevicePool: h.GetDevicePool(),
 	}, nil
 }
 
@@ -260,9 +260,9 @@ func (s *scratch) fetch(m *kvtierv1.FetchRequest, r *FetchRequest) (err error) {
 		return err
 	}
 	switch m.GetWantedTier() {
-	case kvtierv1.Tier_TIER_UNSPECIFIED, kvtierv1.Tier_TIER_RAM:
+	case kvtierv1.Tier_TIER_UNSPECIFIED, kvtierv1.Tier_TIER_RAM, kvtierv1.Tier_TIER_HBM:
 	default:
-		return invalid("wanted_tier is %v: this node hands out slots of TIER_RAM", m.GetWantedTier())
+		return invalid("wanted_tier is %v: nodes hand out slots of TIER_RAM and TIER_HBM", m.GetWantedTier())
 	}
 	r.Names, err = s.packed(m.GetBlockNames())
 	return err

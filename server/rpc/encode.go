@@ -75,7 +75,8 @@ func encodeWelcome(w *Welcome) *kvtierv1.Welcome {
 		StagingBytes: w.StagingBytes, LeaseTtl: durationpb.New(w.LeaseTTL),
 	}
 	for _, a := range w.Arenas {
-		out.Arenas = append(out.Arenas, &kvtierv1.Arena{Id: a.ID, Tier: kvtierv1.Tier(a.Tier), Device: a.Device, SlotAlignBytes: a.SlotAlign})
+		out.Arenas = append(out.Arenas, &kvtierv1.Arena{Id: a.ID, Tier: kvtierv1.Tier(a.Tier), Device: a.Device, SlotAlignBytes: a.SlotAlign,
+			ExtentBytes: a.ExtentBytes, Places: a.Places, DeviceUuid: a.DeviceUUID, DeviceName: a.DeviceName})
 	}
 	return out
 }

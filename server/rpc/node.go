@@ -123,6 +123,7 @@ type Hello struct {
 	StagingBytes          uint64
 	Previous              *ID
 	Ranks                 []uint32
+	DevicePool            bool // wants the memory of the device pool
 }
 
 // Welcome is the answer to Hello.
@@ -144,6 +145,12 @@ type Arena struct {
 	Tier      uint8 // as on the wire
 	Device    string
 	SlotAlign uint32 // bytes
+
+	// Of a device pool.
+	ExtentBytes uint64
+	Places      uint32
+	DeviceUUID  []byte
+	DeviceName  string
 }
 
 // Extent is one mappable piece of an arena.

@@ -4,14 +4,19 @@ package servertest
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/kvtier/kvtier/gpu"
+	"github.com/kvtier/kvtier/gpu/host"
+	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/tier"
+	"github.com/kvtier/kvtier/tier/hbm"
 	"github.com/kvtier/kvtier/tier/nvme"
 	"github.com/kvtier/kvtier/tier/ram"
 )
@@ -41,9 +46,32 @@ func Config(t testing.TB) server.Config {
 	}
 }
 
-// Drivers are those of a program: RAM in shared memory, segment files on disk.
+// Drivers are those of a program: RAM in shared memory, segment files on disk, a
+// host device.
 func Drivers() server.Drivers {
-	return server.Drivers{RAM: openRAM, NVMe: openNVMe}
+	d := new(drivers)
+	return server.Drivers{HBM: d.openHBM, RAM: d.openRAM, NVMe: openNVMe}
+}
+
+type drivers struct{ hbm *hbm.Arena }
+
+// deviceTier closes its device too.
+type deviceTier struct {
+	*hbm.Arena
+	device gpu.Device
+}
+
+func (t *deviceTier) Close() error { return errors.Join(t.Arena.Close(), t.device.Close()) }
+
+func (d *drivers) openHBM(ctx context.Context, cfg server.Config, log *slog.Logger, added func(string)) (server.HBM, error) {
+	device, err := host.Open(host.Config{MemoryBytes: int64(cfg.HBMBytes) + 1<<20, PageSum: paging.Checksum})
+	if err != nil {
+		return nil, err
+	}
+	if d.hbm, err = hbm.Open(ctx, hbm.Config{Device: device, BudgetBytes: int64(cfg.HBMBytes), Added: added, Logger: log}); err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return &deviceTier{d.hbm, device}, nil
 }
 
 func openNVMe(_ context.Context, cfg server.Config, dir string, log *slog.Logger) (tier.Durable, error) {
@@ -54,12 +82,16 @@ func openNVMe(_ context.Context, cfg server.Config, dir string, log *slog.Logger
 	return t, nil
 }
 
-func openRAM(ctx context.Context, cfg server.Config, log *slog.Logger, added func(string)) (server.RAM, error) {
+func (d *drivers) openRAM(ctx context.Context, cfg server.Config, log *slog.Logger, added func(string)) (server.RAM, error) {
 	quotas := map[string]int64{}
 	for _, t := range cfg.Tenants {
 		quotas[t.Name] = int64(t.RAMBytes)
 	}
-	arena, err := ram.Open(ctx, ram.Config{BudgetBytes: int64(cfg.RAMBytes), Quotas: quotas, HugePages: cfg.HugePages, Added: added, Logger: log})
+	c := ram.Config{BudgetBytes: int64(cfg.RAMBytes), Quotas: quotas, HugePages: cfg.HugePages, Added: added, Logger: log}
+	if d.hbm != nil {
+		c.Mapped = d.hbm.Register
+	}
+	arena, err := ram.Open(ctx, c)
 	if err != nil {
 		return nil, err
 	}

@@ -69,6 +69,13 @@ func Open(ctx context.Context, cfg Config) (_ *Arena, err error) {
 	return a, err
 }
 
+// Pool describes the memory to those who map it.
+func (a *Arena) Pool() tier.Pool {
+	i := a.cfg.Device.Info()
+	return tier.Pool{Driver: i.Driver, Name: i.Name, UUID: i.UUID, ExtentBytes: a.cfg.ExtentBytes,
+		Places: int((a.cfg.BudgetBytes - a.cfg.WorkingBytes) / a.cfg.ExtentBytes)}
+}
+
 // Register makes host memory, of whole pages and from mmap, reachable for copies
 // without a detour, until release is called. Where the device refuses it, pages
 // in it are copied through memory of the arena's own.

@@ -505,7 +505,10 @@ type Hello struct {
 	// that its quarantine ends. Empty: none.
 	PreviousAttachment []byte `protobuf:"bytes,7,opt,name=previous_attachment,json=previousAttachment,proto3" json:"previous_attachment,omitempty"`
 	// Ranks of the layout that this member reads and writes. Empty: all of them.
-	Ranks         []uint32 `protobuf:"varint,8,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	Ranks []uint32 `protobuf:"varint,8,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
+	// Hand over the descriptors of the device pool too, for fetches with wanted_tier
+	// HBM. False: only those of RAM and staging.
+	DevicePool    bool `protobuf:"varint,9,opt,name=device_pool,json=devicePool,proto3" json:"device_pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -594,6 +597,13 @@ func (x *Hello) GetRanks() []uint32 {
 		return x.Ranks
 	}
 	return nil
+}
+
+func (x *Hello) GetDevicePool() bool {
+	if x != nil {
+		return x.DevicePool
+	}
+	return false
 }
 
 // AttachResponse is one message of the node on an attachment stream.
@@ -980,13 +990,23 @@ type Arena struct {
 	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Tier that it holds.
 	Tier Tier `protobuf:"varint,2,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
-	// Kind of device: "host" today.
+	// Kind of device: "host" or "cuda".
 	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	// Bytes that slots are laid out by: a slot begins at a multiple of it in its
 	// extent and takes up the page rounded up to it. 0: not known.
 	SlotAlignBytes uint32 `protobuf:"varint,4,opt,name=slot_align_bytes,json=slotAlignBytes,proto3" json:"slot_align_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Device pool: bytes of each of its extents. 0: extents of this arena differ.
+	ExtentBytes uint64 `protobuf:"varint,5,opt,name=extent_bytes,json=extentBytes,proto3" json:"extent_bytes,omitempty"`
+	// Device pool: number of extents when grown, at most 1,024. An extent keeps the
+	// place (its number modulo 1,024) below that, and can be mapped at place ×
+	// extent_bytes of one range of addresses. 0: extents of this arena have no places.
+	Places uint32 `protobuf:"varint,6,opt,name=places,proto3" json:"places,omitempty"`
+	// UUID of the device, 16 bytes: ordinals differ between processes. Empty: host memory.
+	DeviceUuid []byte `protobuf:"bytes,7,opt,name=device_uuid,json=deviceUuid,proto3" json:"device_uuid,omitempty"`
+	// Name of the device, for people. Empty: host memory.
+	DeviceName    string `protobuf:"bytes,8,opt,name=device_name,json=deviceName,proto3" json:"device_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Arena) Reset() {
@@ -1045,6 +1065,34 @@ func (x *Arena) GetSlotAlignBytes() uint32 {
 		return x.SlotAlignBytes
 	}
 	return 0
+}
+
+func (x *Arena) GetExtentBytes() uint64 {
+	if x != nil {
+		return x.ExtentBytes
+	}
+	return 0
+}
+
+func (x *Arena) GetPlaces() uint32 {
+	if x != nil {
+		return x.Places
+	}
+	return 0
+}
+
+func (x *Arena) GetDeviceUuid() []byte {
+	if x != nil {
+		return x.DeviceUuid
+	}
+	return nil
+}
+
+func (x *Arena) GetDeviceName() string {
+	if x != nil {
+		return x.DeviceName
+	}
+	return ""
 }
 
 // ExtentsAdded names extents that the client can map now.
@@ -1587,7 +1635,8 @@ type FetchRequest struct {
 	Parts uint64 `protobuf:"varint,5,opt,name=parts,proto3" json:"parts,omitempty"`
 	// Which blocks.
 	Mode FetchMode `protobuf:"varint,6,opt,name=mode,proto3,enum=kvtier.v1.FetchMode" json:"mode,omitempty"`
-	// Tier whose arena the slots shall lie in. Unspecified: RAM.
+	// Tier whose arena the slots shall lie in: RAM, or HBM if the attachment asked for
+	// the device pool. Unspecified: RAM.
 	WantedTier Tier `protobuf:"varint,7,opt,name=wanted_tier,json=wantedTier,proto3,enum=kvtier.v1.Tier" json:"wanted_tier,omitempty"`
 	// Time that the node may take to bring pages up. 0: only what is there now.
 	// Unary calls end at the call's deadline too.
@@ -4081,7 +4130,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05renew\x18\x06 \x01(\v2\x17.kvtier.v1.RenewRequestH\x00R\x05renew\x12.\n" +
 	"\arevoked\x18\a \x01(\v2\x12.kvtier.v1.RevokedH\x00R\arevoked\x12/\n" +
 	"\x05abort\x18\b \x01(\v2\x17.kvtier.v1.AbortRequestH\x00R\x05abortB\t\n" +
-	"\amessage\"\x9b\x02\n" +
+	"\amessage\"\xbc\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12%\n" +
@@ -4090,7 +4139,9 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\fgroup_secret\x18\x05 \x01(\fR\vgroupSecret\x12#\n" +
 	"\rstaging_bytes\x18\x06 \x01(\x04R\fstagingBytes\x12/\n" +
 	"\x13previous_attachment\x18\a \x01(\fR\x12previousAttachment\x12\x14\n" +
-	"\x05ranks\x18\b \x03(\rR\x05ranks\"\x81\x05\n" +
+	"\x05ranks\x18\b \x03(\rR\x05ranks\x12\x1f\n" +
+	"\vdevice_pool\x18\t \x01(\bR\n" +
+	"devicePool\"\x81\x05\n" +
 	"\x0eAttachResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12.\n" +
@@ -4122,12 +4173,18 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x0estaging_extent\x18\b \x01(\rR\rstagingExtent\x12#\n" +
 	"\rstaging_bytes\x18\t \x01(\x04R\fstagingBytes\x126\n" +
 	"\tlease_ttl\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"~\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"\xfb\x01\n" +
 	"\x05Arena\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12#\n" +
 	"\x04tier\x18\x02 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12(\n" +
-	"\x10slot_align_bytes\x18\x04 \x01(\rR\x0eslotAlignBytes\";\n" +
+	"\x10slot_align_bytes\x18\x04 \x01(\rR\x0eslotAlignBytes\x12!\n" +
+	"\fextent_bytes\x18\x05 \x01(\x04R\vextentBytes\x12\x16\n" +
+	"\x06places\x18\x06 \x01(\rR\x06places\x12\x1f\n" +
+	"\vdevice_uuid\x18\a \x01(\fR\n" +
+	"deviceUuid\x12\x1f\n" +
+	"\vdevice_name\x18\b \x01(\tR\n" +
+	"deviceName\";\n" +
 	"\fExtentsAdded\x12+\n" +
 	"\aextents\x18\x01 \x03(\v2\x11.kvtier.v1.ExtentR\aextents\"D\n" +
 	"\x06Extent\x12\x0e\n" +

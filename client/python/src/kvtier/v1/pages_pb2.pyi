@@ -96,7 +96,7 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., renew: _Optional[_Union[RenewRequest, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "engine", "engine_version", "group_id", "group_secret", "staging_bytes", "previous_attachment", "ranks")
+    __slots__ = ("protocol_version", "engine", "engine_version", "group_id", "group_secret", "staging_bytes", "previous_attachment", "ranks", "device_pool")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Hello(_message.Message):
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_POOL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine: str
     engine_version: str
@@ -113,7 +114,8 @@ class Hello(_message.Message):
     staging_bytes: int
     previous_attachment: bytes
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    device_pool: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ..., device_pool: bool = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("request_id", "welcome", "fetch", "adopt", "release", "renew", "error", "extents_added", "revocation", "prefetch", "stopping", "abort")
@@ -168,16 +170,24 @@ class Welcome(_message.Message):
     def __init__(self, attachment: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., node: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., handoff_socket: _Optional[str] = ..., tenant: _Optional[str] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Arena(_message.Message):
-    __slots__ = ("id", "tier", "device", "slot_align_bytes")
+    __slots__ = ("id", "tier", "device", "slot_align_bytes", "extent_bytes", "places", "device_uuid", "device_name")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SLOT_ALIGN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
     id: int
     tier: _types_pb2.Tier
     device: str
     slot_align_bytes: int
-    def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., device: _Optional[str] = ..., slot_align_bytes: _Optional[int] = ...) -> None: ...
+    extent_bytes: int
+    places: int
+    device_uuid: bytes
+    device_name: str
+    def __init__(self, id: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., device: _Optional[str] = ..., slot_align_bytes: _Optional[int] = ..., extent_bytes: _Optional[int] = ..., places: _Optional[int] = ..., device_uuid: _Optional[bytes] = ..., device_name: _Optional[str] = ...) -> None: ...
 
 class ExtentsAdded(_message.Message):
     __slots__ = ("extents",)
