@@ -25,6 +25,103 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Verdict says why a block is a hit, or is not.
+type Verdict int32
+
+const (
+	// Never sent.
+	Verdict_VERDICT_UNSPECIFIED Verdict = 0
+	// It is in an arena of this node.
+	Verdict_VERDICT_HIT_HERE Verdict = 1
+	// It is on this node's disk.
+	Verdict_VERDICT_HIT_DISK Verdict = 2
+	// Another node has it.
+	Verdict_VERDICT_HIT_REMOTE Verdict = 3
+	// Nobody stored it, as far back as the nodes remember.
+	Verdict_VERDICT_NEVER_STORED Verdict = 4
+	// It left because its room was wanted.
+	Verdict_VERDICT_EVICTED Verdict = 5
+	// It was dropped by request, or because its copy was damaged.
+	Verdict_VERDICT_DROPPED Verdict = 6
+	// It is stored under a layout that differs.
+	Verdict_VERDICT_LAYOUT_DIFFERS Verdict = 7
+	// Another tenant stored it.
+	Verdict_VERDICT_OTHER_TENANT Verdict = 8
+	// A part of it is missing.
+	Verdict_VERDICT_PART_MISSING Verdict = 9
+	// The nodes that have it cannot be reached.
+	Verdict_VERDICT_OWNER_UNREACHABLE Verdict = 10
+	// A node claims it and has it no longer.
+	Verdict_VERDICT_CLAIM_OUTDATED Verdict = 11
+	// It is being written.
+	Verdict_VERDICT_IN_FLIGHT Verdict = 12
+	// It is not there, and left too long ago to know why, or a node did not answer.
+	Verdict_VERDICT_UNKNOWN Verdict = 13
+)
+
+// Enum value maps for Verdict.
+var (
+	Verdict_name = map[int32]string{
+		0:  "VERDICT_UNSPECIFIED",
+		1:  "VERDICT_HIT_HERE",
+		2:  "VERDICT_HIT_DISK",
+		3:  "VERDICT_HIT_REMOTE",
+		4:  "VERDICT_NEVER_STORED",
+		5:  "VERDICT_EVICTED",
+		6:  "VERDICT_DROPPED",
+		7:  "VERDICT_LAYOUT_DIFFERS",
+		8:  "VERDICT_OTHER_TENANT",
+		9:  "VERDICT_PART_MISSING",
+		10: "VERDICT_OWNER_UNREACHABLE",
+		11: "VERDICT_CLAIM_OUTDATED",
+		12: "VERDICT_IN_FLIGHT",
+		13: "VERDICT_UNKNOWN",
+	}
+	Verdict_value = map[string]int32{
+		"VERDICT_UNSPECIFIED":       0,
+		"VERDICT_HIT_HERE":          1,
+		"VERDICT_HIT_DISK":          2,
+		"VERDICT_HIT_REMOTE":        3,
+		"VERDICT_NEVER_STORED":      4,
+		"VERDICT_EVICTED":           5,
+		"VERDICT_DROPPED":           6,
+		"VERDICT_LAYOUT_DIFFERS":    7,
+		"VERDICT_OTHER_TENANT":      8,
+		"VERDICT_PART_MISSING":      9,
+		"VERDICT_OWNER_UNREACHABLE": 10,
+		"VERDICT_CLAIM_OUTDATED":    11,
+		"VERDICT_IN_FLIGHT":         12,
+		"VERDICT_UNKNOWN":           13,
+	}
+)
+
+func (x Verdict) Enum() *Verdict {
+	p := new(Verdict)
+	*p = x
+	return p
+}
+
+func (x Verdict) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Verdict) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (Verdict) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_admin_proto_enumTypes[0]
+}
+
+func (x Verdict) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Verdict.Descriptor instead.
+func (Verdict) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
 // GetStatusRequest asks for the status.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -92,7 +189,9 @@ type GetStatusResponse struct {
 	// Configuration in force: name, value, origin.
 	Config []*ConfigValue `protobuf:"bytes,13,rep,name=config,proto3" json:"config,omitempty"`
 	// The tiers.
-	Tiers         []*TierStatus `protobuf:"bytes,14,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	Tiers []*TierStatus `protobuf:"bytes,14,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	// The cluster. Absent: the node is alone.
+	Cluster       *ClusterStatus `protobuf:"bytes,15,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -225,6 +324,214 @@ func (x *GetStatusResponse) GetTiers() []*TierStatus {
 	return nil
 }
 
+func (x *GetStatusResponse) GetCluster() *ClusterStatus {
+	if x != nil {
+		return x.Cluster
+	}
+	return nil
+}
+
+// ClusterStatus is how the cluster is, as one node sees it.
+type ClusterStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UUID of the cluster.
+	Cluster string `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Name of this node.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Node id of the leader, 16 bytes. Empty: none is known, and ownership cannot
+	// change.
+	Leader []byte `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`
+	// "leader", "follower", "candidate" or "shutdown".
+	Role string `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	// This node votes.
+	Voter bool `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
+	// Nodes that vote.
+	Voters uint32 `protobuf:"varint,6,opt,name=voters,proto3" json:"voters,omitempty"`
+	// Nodes with a replica of the directory.
+	Replicas uint32 `protobuf:"varint,7,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	// Last entry of the log that this replica applied.
+	Applied uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
+	// Entries in the log here that it has not applied.
+	Behind uint64 `protobuf:"varint,9,opt,name=behind,proto3" json:"behind,omitempty"`
+	// Why this replica is cut off from the others. Empty: it is not.
+	Stalled string `protobuf:"bytes,10,opt,name=stalled,proto3" json:"stalled,omitempty"`
+	// Nodes that answer gossip, this one included.
+	NodesSeen uint32 `protobuf:"varint,11,opt,name=nodes_seen,json=nodesSeen,proto3" json:"nodes_seen,omitempty"`
+	// Nodes in the directory.
+	Nodes uint32 `protobuf:"varint,12,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// Claims in the directory.
+	Claims uint64 `protobuf:"varint,13,opt,name=claims,proto3" json:"claims,omitempty"`
+	// Most claims that it takes.
+	MaxClaims uint64 `protobuf:"varint,14,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
+	// Changes of this node that are not claimed yet.
+	PendingClaims uint64 `protobuf:"varint,15,opt,name=pending_claims,json=pendingClaims,proto3" json:"pending_claims,omitempty"`
+	// Batches of this node of which some claims found no room: coldest blocks that
+	// other nodes do not know of.
+	RefusedClaimBatches uint64 `protobuf:"varint,16,opt,name=refused_claim_batches,json=refusedClaimBatches,proto3" json:"refused_claim_batches,omitempty"`
+	// Address of this node's peer port.
+	PeerAddress string `protobuf:"bytes,17,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
+	// Nodes that are left out of reads because they failed lately.
+	PeersOut      uint32 `protobuf:"varint,18,opt,name=peers_out,json=peersOut,proto3" json:"peers_out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterStatus) Reset() {
+	*x = ClusterStatus{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterStatus) ProtoMessage() {}
+
+func (x *ClusterStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterStatus.ProtoReflect.Descriptor instead.
+func (*ClusterStatus) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ClusterStatus) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetLeader() []byte {
+	if x != nil {
+		return x.Leader
+	}
+	return nil
+}
+
+func (x *ClusterStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetVoter() bool {
+	if x != nil {
+		return x.Voter
+	}
+	return false
+}
+
+func (x *ClusterStatus) GetVoters() uint32 {
+	if x != nil {
+		return x.Voters
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetStalled() string {
+	if x != nil {
+		return x.Stalled
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetNodesSeen() uint32 {
+	if x != nil {
+		return x.NodesSeen
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetClaims() uint64 {
+	if x != nil {
+		return x.Claims
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetMaxClaims() uint64 {
+	if x != nil {
+		return x.MaxClaims
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetPendingClaims() uint64 {
+	if x != nil {
+		return x.PendingClaims
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetRefusedClaimBatches() uint64 {
+	if x != nil {
+		return x.RefusedClaimBatches
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetPeerAddress() string {
+	if x != nil {
+		return x.PeerAddress
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetPeersOut() uint32 {
+	if x != nil {
+		return x.PeersOut
+	}
+	return 0
+}
+
 // ConfigValue is one setting in force.
 type ConfigValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -240,7 +547,7 @@ type ConfigValue struct {
 
 func (x *ConfigValue) Reset() {
 	*x = ConfigValue{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[2]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -252,7 +559,7 @@ func (x *ConfigValue) String() string {
 func (*ConfigValue) ProtoMessage() {}
 
 func (x *ConfigValue) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[2]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -265,7 +572,7 @@ func (x *ConfigValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigValue.ProtoReflect.Descriptor instead.
 func (*ConfigValue) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ConfigValue) GetName() string {
@@ -298,7 +605,7 @@ type ListTiersRequest struct {
 
 func (x *ListTiersRequest) Reset() {
 	*x = ListTiersRequest{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[3]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -310,7 +617,7 @@ func (x *ListTiersRequest) String() string {
 func (*ListTiersRequest) ProtoMessage() {}
 
 func (x *ListTiersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[3]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -323,7 +630,7 @@ func (x *ListTiersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTiersRequest.ProtoReflect.Descriptor instead.
 func (*ListTiersRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 // ListTiersResponse holds the tiers.
@@ -337,7 +644,7 @@ type ListTiersResponse struct {
 
 func (x *ListTiersResponse) Reset() {
 	*x = ListTiersResponse{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[4]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +656,7 @@ func (x *ListTiersResponse) String() string {
 func (*ListTiersResponse) ProtoMessage() {}
 
 func (x *ListTiersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[4]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,7 +669,7 @@ func (x *ListTiersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTiersResponse.ProtoReflect.Descriptor instead.
 func (*ListTiersResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListTiersResponse) GetTiers() []*TierStatus {
@@ -417,7 +724,7 @@ type TierStatus struct {
 
 func (x *TierStatus) Reset() {
 	*x = TierStatus{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[5]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +736,7 @@ func (x *TierStatus) String() string {
 func (*TierStatus) ProtoMessage() {}
 
 func (x *TierStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[5]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +749,7 @@ func (x *TierStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStatus.ProtoReflect.Descriptor instead.
 func (*TierStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TierStatus) GetTier() Tier {
@@ -588,7 +895,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[6]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +907,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[6]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +920,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListBlocksRequest) GetNamespaceId() []byte {
@@ -657,7 +964,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[7]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -669,7 +976,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[7]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -682,7 +989,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*BlockInfo {
@@ -712,7 +1019,7 @@ type GetBlockRequest struct {
 
 func (x *GetBlockRequest) Reset() {
 	*x = GetBlockRequest{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[8]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -724,7 +1031,7 @@ func (x *GetBlockRequest) String() string {
 func (*GetBlockRequest) ProtoMessage() {}
 
 func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[8]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -737,7 +1044,7 @@ func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockRequest.ProtoReflect.Descriptor instead.
 func (*GetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetBlockRequest) GetName() string {
@@ -767,7 +1074,7 @@ type GetBlockResponse struct {
 
 func (x *GetBlockResponse) Reset() {
 	*x = GetBlockResponse{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[9]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +1086,7 @@ func (x *GetBlockResponse) String() string {
 func (*GetBlockResponse) ProtoMessage() {}
 
 func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[9]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +1099,7 @@ func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockResponse.ProtoReflect.Descriptor instead.
 func (*GetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetBlockResponse) GetBlock() *BlockInfo {
@@ -844,7 +1151,7 @@ type BlockInfo struct {
 
 func (x *BlockInfo) Reset() {
 	*x = BlockInfo{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[10]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +1163,7 @@ func (x *BlockInfo) String() string {
 func (*BlockInfo) ProtoMessage() {}
 
 func (x *BlockInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[10]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +1176,7 @@ func (x *BlockInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockInfo.ProtoReflect.Descriptor instead.
 func (*BlockInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BlockInfo) GetNamespaceId() []byte {
@@ -988,7 +1295,7 @@ type PageInfo struct {
 
 func (x *PageInfo) Reset() {
 	*x = PageInfo{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[11]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1307,7 @@ func (x *PageInfo) String() string {
 func (*PageInfo) ProtoMessage() {}
 
 func (x *PageInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[11]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1320,7 @@ func (x *PageInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageInfo.ProtoReflect.Descriptor instead.
 func (*PageInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PageInfo) GetPart() uint32 {
@@ -1081,7 +1388,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[12]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1093,7 +1400,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[12]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1106,7 +1413,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // ListAttachmentsResponse holds attachments.
@@ -1120,7 +1427,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[13]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1439,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[13]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1452,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*AttachmentInfo {
@@ -1186,7 +1493,7 @@ type AttachmentInfo struct {
 
 func (x *AttachmentInfo) Reset() {
 	*x = AttachmentInfo{}
-	mi := &file_kvtier_v1_admin_proto_msgTypes[14]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1505,7 @@ func (x *AttachmentInfo) String() string {
 func (*AttachmentInfo) ProtoMessage() {}
 
 func (x *AttachmentInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_admin_proto_msgTypes[14]
+	mi := &file_kvtier_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1518,7 @@ func (x *AttachmentInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentInfo.ProtoReflect.Descriptor instead.
 func (*AttachmentInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttachmentInfo) GetId() string {
@@ -1291,12 +1598,664 @@ func (x *AttachmentInfo) GetOrphanFor() *durationpb.Duration {
 	return nil
 }
 
+// ListNodesRequest asks for the nodes.
+type ListNodesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodesRequest) Reset() {
+	*x = ListNodesRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodesRequest) ProtoMessage() {}
+
+func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
+func (*ListNodesRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+// ListNodesResponse holds the nodes.
+type ListNodesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In order of name, then id.
+	Nodes         []*NodeStatus `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNodesResponse) Reset() {
+	*x = ListNodesResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNodesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNodesResponse) ProtoMessage() {}
+
+func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
+func (*ListNodesResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListNodesResponse) GetNodes() []*NodeStatus {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeStatus is one node of the cluster.
+type NodeStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node id, 16 bytes.
+	Node []byte `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Name.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Number of its start.
+	Incarnation uint64 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// What the directory says: "up", "down", "draining", "left"; "unknown" if it has no
+	// record of it yet.
+	State string `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	// Since when. Unset: not known.
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// It answers gossip.
+	Seen bool `protobuf:"varint,6,opt,name=seen,proto3" json:"seen,omitempty"`
+	// It is not left out of reads.
+	Reachable bool `protobuf:"varint,7,opt,name=reachable,proto3" json:"reachable,omitempty"`
+	// It is the node that answers.
+	Self bool `protobuf:"varint,8,opt,name=self,proto3" json:"self,omitempty"`
+	// It leads the directory.
+	Leader bool `protobuf:"varint,9,opt,name=leader,proto3" json:"leader,omitempty"`
+	// Address of its peer port.
+	PeerAddress string `protobuf:"bytes,10,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
+	// Address of its gRPC port. Empty: it has none.
+	RpcAddress string `protobuf:"bytes,11,opt,name=rpc_address,json=rpcAddress,proto3" json:"rpc_address,omitempty"`
+	// Claims that it holds in the directory.
+	Claims uint64 `protobuf:"varint,12,opt,name=claims,proto3" json:"claims,omitempty"`
+	// Its tiers as it told just now. Empty: it did not answer in time.
+	Tiers []*TierStatus `protobuf:"bytes,13,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	// Time of a round trip. 0: not known.
+	Distance      *durationpb.Duration `protobuf:"bytes,14,opt,name=distance,proto3" json:"distance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeStatus) Reset() {
+	*x = NodeStatus{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStatus) ProtoMessage() {}
+
+func (x *NodeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStatus.ProtoReflect.Descriptor instead.
+func (*NodeStatus) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *NodeStatus) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *NodeStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *NodeStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *NodeStatus) GetSeen() bool {
+	if x != nil {
+		return x.Seen
+	}
+	return false
+}
+
+func (x *NodeStatus) GetReachable() bool {
+	if x != nil {
+		return x.Reachable
+	}
+	return false
+}
+
+func (x *NodeStatus) GetSelf() bool {
+	if x != nil {
+		return x.Self
+	}
+	return false
+}
+
+func (x *NodeStatus) GetLeader() bool {
+	if x != nil {
+		return x.Leader
+	}
+	return false
+}
+
+func (x *NodeStatus) GetPeerAddress() string {
+	if x != nil {
+		return x.PeerAddress
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetRpcAddress() string {
+	if x != nil {
+		return x.RpcAddress
+	}
+	return ""
+}
+
+func (x *NodeStatus) GetClaims() uint64 {
+	if x != nil {
+		return x.Claims
+	}
+	return 0
+}
+
+func (x *NodeStatus) GetTiers() []*TierStatus {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *NodeStatus) GetDistance() *durationpb.Duration {
+	if x != nil {
+		return x.Distance
+	}
+	return nil
+}
+
+// ExplainRequest names blocks.
+type ExplainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace id, 32 bytes. Empty: the one of this node, or of the cluster, that has
+	// the first block.
+	NamespaceId []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Block names in chain order, 32 bytes each, at most 4,096.
+	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	// Instead of block_names: tokens, 4 bytes little-endian each, of which the names are
+	// made by the hash algorithm of the namespace. Needs namespace_id.
+	Tokens        []byte `protobuf:"bytes,3,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRequest) Reset() {
+	*x = ExplainRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRequest) ProtoMessage() {}
+
+func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ExplainRequest) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetBlockNames() []byte {
+	if x != nil {
+		return x.BlockNames
+	}
+	return nil
+}
+
+func (x *ExplainRequest) GetTokens() []byte {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// ExplainResponse explains.
+type ExplainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace id, 32 bytes.
+	NamespaceId []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Tenant of the namespace.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Model of its layout.
+	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	// Blocks of the usable prefix, over all nodes that can be reached.
+	UsableBlocks uint32 `protobuf:"varint,4,opt,name=usable_blocks,json=usableBlocks,proto3" json:"usable_blocks,omitempty"`
+	// One per block.
+	Blocks        []*BlockExplanation `protobuf:"bytes,5,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainResponse) Reset() {
+	*x = ExplainResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainResponse) ProtoMessage() {}
+
+func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
+func (*ExplainResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ExplainResponse) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *ExplainResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ExplainResponse) GetUsableBlocks() uint32 {
+	if x != nil {
+		return x.UsableBlocks
+	}
+	return 0
+}
+
+func (x *ExplainResponse) GetBlocks() []*BlockExplanation {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+// BlockExplanation says why a block is a hit, or is not.
+type BlockExplanation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Block name, 32 bytes.
+	Name []byte `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Why.
+	Verdict Verdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=kvtier.v1.Verdict" json:"verdict,omitempty"`
+	// The same in a sentence, with node, part, field and time.
+	Text string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	// Nodes that hold a part of it, by name; those that cannot be reached in brackets.
+	Nodes         []string `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockExplanation) Reset() {
+	*x = BlockExplanation{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockExplanation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockExplanation) ProtoMessage() {}
+
+func (x *BlockExplanation) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockExplanation.ProtoReflect.Descriptor instead.
+func (*BlockExplanation) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *BlockExplanation) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *BlockExplanation) GetVerdict() Verdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return Verdict_VERDICT_UNSPECIFIED
+}
+
+func (x *BlockExplanation) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *BlockExplanation) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// SaveSnapshotRequest asks for the directory.
+type SaveSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveSnapshotRequest) Reset() {
+	*x = SaveSnapshotRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveSnapshotRequest) ProtoMessage() {}
+
+func (x *SaveSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*SaveSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+// SaveSnapshotResponse is a piece of it.
+type SaveSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next bytes.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SaveSnapshotResponse) Reset() {
+	*x = SaveSnapshotResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SaveSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SaveSnapshotResponse) ProtoMessage() {}
+
+func (x *SaveSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SaveSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*SaveSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SaveSnapshotResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// RestoreSnapshotRequest is a piece of a directory.
+type RestoreSnapshotRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next bytes.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreSnapshotRequest) Reset() {
+	*x = RestoreSnapshotRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreSnapshotRequest) ProtoMessage() {}
+
+func (x *RestoreSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*RestoreSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RestoreSnapshotRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// RestoreSnapshotResponse says what is in the directory now.
+type RestoreSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nodes.
+	Nodes uint32 `protobuf:"varint,1,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	// Claims.
+	Claims        uint64 `protobuf:"varint,2,opt,name=claims,proto3" json:"claims,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreSnapshotResponse) Reset() {
+	*x = RestoreSnapshotResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreSnapshotResponse) ProtoMessage() {}
+
+func (x *RestoreSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*RestoreSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *RestoreSnapshotResponse) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *RestoreSnapshotResponse) GetClaims() uint64 {
+	if x != nil {
+		return x.Claims
+	}
+	return 0
+}
+
 var File_kvtier_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x15kvtier/v1/admin.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15kvtier/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xd1\x04\n" +
+	"\x10GetStatusRequest\"\x85\x05\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x18\n" +
@@ -1312,10 +2271,33 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\battempts\x18\v \x01(\x04R\battempts\x12F\n" +
 	"\bcounters\x18\f \x03(\v2*.kvtier.v1.GetStatusResponse.CountersEntryR\bcounters\x12.\n" +
 	"\x06config\x18\r \x03(\v2\x16.kvtier.v1.ConfigValueR\x06config\x12+\n" +
-	"\x05tiers\x18\x0e \x03(\v2\x15.kvtier.v1.TierStatusR\x05tiers\x1a;\n" +
+	"\x05tiers\x18\x0e \x03(\v2\x15.kvtier.v1.TierStatusR\x05tiers\x122\n" +
+	"\acluster\x18\x0f \x01(\v2\x18.kvtier.v1.ClusterStatusR\acluster\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"O\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x86\x04\n" +
+	"\rClusterStatus\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06leader\x18\x03 \x01(\fR\x06leader\x12\x12\n" +
+	"\x04role\x18\x04 \x01(\tR\x04role\x12\x14\n" +
+	"\x05voter\x18\x05 \x01(\bR\x05voter\x12\x16\n" +
+	"\x06voters\x18\x06 \x01(\rR\x06voters\x12\x1a\n" +
+	"\breplicas\x18\a \x01(\rR\breplicas\x12\x18\n" +
+	"\aapplied\x18\b \x01(\x04R\aapplied\x12\x16\n" +
+	"\x06behind\x18\t \x01(\x04R\x06behind\x12\x18\n" +
+	"\astalled\x18\n" +
+	" \x01(\tR\astalled\x12\x1d\n" +
+	"\n" +
+	"nodes_seen\x18\v \x01(\rR\tnodesSeen\x12\x14\n" +
+	"\x05nodes\x18\f \x01(\rR\x05nodes\x12\x16\n" +
+	"\x06claims\x18\r \x01(\x04R\x06claims\x12\x1d\n" +
+	"\n" +
+	"max_claims\x18\x0e \x01(\x04R\tmaxClaims\x12%\n" +
+	"\x0epending_claims\x18\x0f \x01(\x04R\rpendingClaims\x122\n" +
+	"\x15refused_claim_batches\x18\x10 \x01(\x04R\x13refusedClaimBatches\x12!\n" +
+	"\fpeer_address\x18\x11 \x01(\tR\vpeerAddress\x12\x1b\n" +
+	"\tpeers_out\x18\x12 \x01(\rR\bpeersOut\"O\n" +
 	"\vConfigValue\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
@@ -1402,14 +2384,79 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\x03age\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x03age\x128\n" +
 	"\n" +
-	"orphan_for\x18\v \x01(\v2\x19.google.protobuf.DurationR\torphanFor2\x88\x03\n" +
+	"orphan_for\x18\v \x01(\v2\x19.google.protobuf.DurationR\torphanFor\"\x12\n" +
+	"\x10ListNodesRequest\"@\n" +
+	"\x11ListNodesResponse\x12+\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x15.kvtier.v1.NodeStatusR\x05nodes\"\xbc\x03\n" +
+	"\n" +
+	"NodeStatus\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\fR\x04node\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x12\n" +
+	"\x04seen\x18\x06 \x01(\bR\x04seen\x12\x1c\n" +
+	"\treachable\x18\a \x01(\bR\treachable\x12\x12\n" +
+	"\x04self\x18\b \x01(\bR\x04self\x12\x16\n" +
+	"\x06leader\x18\t \x01(\bR\x06leader\x12!\n" +
+	"\fpeer_address\x18\n" +
+	" \x01(\tR\vpeerAddress\x12\x1f\n" +
+	"\vrpc_address\x18\v \x01(\tR\n" +
+	"rpcAddress\x12\x16\n" +
+	"\x06claims\x18\f \x01(\x04R\x06claims\x12+\n" +
+	"\x05tiers\x18\r \x03(\v2\x15.kvtier.v1.TierStatusR\x05tiers\x125\n" +
+	"\bdistance\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\bdistance\"l\n" +
+	"\x0eExplainRequest\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
+	"\vblock_names\x18\x02 \x01(\fR\n" +
+	"blockNames\x12\x16\n" +
+	"\x06tokens\x18\x03 \x01(\fR\x06tokens\"\xbc\x01\n" +
+	"\x0fExplainResponse\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12#\n" +
+	"\rusable_blocks\x18\x04 \x01(\rR\fusableBlocks\x123\n" +
+	"\x06blocks\x18\x05 \x03(\v2\x1b.kvtier.v1.BlockExplanationR\x06blocks\"~\n" +
+	"\x10BlockExplanation\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\fR\x04name\x12,\n" +
+	"\averdict\x18\x02 \x01(\x0e2\x12.kvtier.v1.VerdictR\averdict\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x14\n" +
+	"\x05nodes\x18\x04 \x03(\tR\x05nodes\"\x15\n" +
+	"\x13SaveSnapshotRequest\"*\n" +
+	"\x14SaveSnapshotResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\",\n" +
+	"\x16RestoreSnapshotRequest\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"G\n" +
+	"\x17RestoreSnapshotResponse\x12\x14\n" +
+	"\x05nodes\x18\x01 \x01(\rR\x05nodes\x12\x16\n" +
+	"\x06claims\x18\x02 \x01(\x04R\x06claims*\xe1\x02\n" +
+	"\aVerdict\x12\x17\n" +
+	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10VERDICT_HIT_HERE\x10\x01\x12\x14\n" +
+	"\x10VERDICT_HIT_DISK\x10\x02\x12\x16\n" +
+	"\x12VERDICT_HIT_REMOTE\x10\x03\x12\x18\n" +
+	"\x14VERDICT_NEVER_STORED\x10\x04\x12\x13\n" +
+	"\x0fVERDICT_EVICTED\x10\x05\x12\x13\n" +
+	"\x0fVERDICT_DROPPED\x10\x06\x12\x1a\n" +
+	"\x16VERDICT_LAYOUT_DIFFERS\x10\a\x12\x18\n" +
+	"\x14VERDICT_OTHER_TENANT\x10\b\x12\x18\n" +
+	"\x14VERDICT_PART_MISSING\x10\t\x12\x1d\n" +
+	"\x19VERDICT_OWNER_UNREACHABLE\x10\n" +
+	"\x12\x1a\n" +
+	"\x16VERDICT_CLAIM_OUTDATED\x10\v\x12\x15\n" +
+	"\x11VERDICT_IN_FLIGHT\x10\f\x12\x13\n" +
+	"\x0fVERDICT_UNKNOWN\x10\r2\xc1\x05\n" +
 	"\fAdminService\x12F\n" +
 	"\tGetStatus\x12\x1b.kvtier.v1.GetStatusRequest\x1a\x1c.kvtier.v1.GetStatusResponse\x12F\n" +
 	"\tListTiers\x12\x1b.kvtier.v1.ListTiersRequest\x1a\x1c.kvtier.v1.ListTiersResponse\x12I\n" +
 	"\n" +
 	"ListBlocks\x12\x1c.kvtier.v1.ListBlocksRequest\x1a\x1d.kvtier.v1.ListBlocksResponse\x12C\n" +
 	"\bGetBlock\x12\x1a.kvtier.v1.GetBlockRequest\x1a\x1b.kvtier.v1.GetBlockResponse\x12X\n" +
-	"\x0fListAttachments\x12!.kvtier.v1.ListAttachmentsRequest\x1a\".kvtier.v1.ListAttachmentsResponseB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\x0fListAttachments\x12!.kvtier.v1.ListAttachmentsRequest\x1a\".kvtier.v1.ListAttachmentsResponse\x12F\n" +
+	"\tListNodes\x12\x1b.kvtier.v1.ListNodesRequest\x1a\x1c.kvtier.v1.ListNodesResponse\x12@\n" +
+	"\aExplain\x12\x19.kvtier.v1.ExplainRequest\x1a\x1a.kvtier.v1.ExplainResponse\x12Q\n" +
+	"\fSaveSnapshot\x12\x1e.kvtier.v1.SaveSnapshotRequest\x1a\x1f.kvtier.v1.SaveSnapshotResponse0\x01\x12Z\n" +
+	"\x0fRestoreSnapshot\x12!.kvtier.v1.RestoreSnapshotRequest\x1a\".kvtier.v1.RestoreSnapshotResponse(\x01B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_admin_proto_rawDescOnce sync.Once
@@ -1423,61 +2470,89 @@ func file_kvtier_v1_admin_proto_rawDescGZIP() []byte {
 	return file_kvtier_v1_admin_proto_rawDescData
 }
 
-var file_kvtier_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvtier_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvtier_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvtier_v1_admin_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),        // 0: kvtier.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),       // 1: kvtier.v1.GetStatusResponse
-	(*ConfigValue)(nil),             // 2: kvtier.v1.ConfigValue
-	(*ListTiersRequest)(nil),        // 3: kvtier.v1.ListTiersRequest
-	(*ListTiersResponse)(nil),       // 4: kvtier.v1.ListTiersResponse
-	(*TierStatus)(nil),              // 5: kvtier.v1.TierStatus
-	(*ListBlocksRequest)(nil),       // 6: kvtier.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 7: kvtier.v1.ListBlocksResponse
-	(*GetBlockRequest)(nil),         // 8: kvtier.v1.GetBlockRequest
-	(*GetBlockResponse)(nil),        // 9: kvtier.v1.GetBlockResponse
-	(*BlockInfo)(nil),               // 10: kvtier.v1.BlockInfo
-	(*PageInfo)(nil),                // 11: kvtier.v1.PageInfo
-	(*ListAttachmentsRequest)(nil),  // 12: kvtier.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil), // 13: kvtier.v1.ListAttachmentsResponse
-	(*AttachmentInfo)(nil),          // 14: kvtier.v1.AttachmentInfo
-	nil,                             // 15: kvtier.v1.GetStatusResponse.CountersEntry
-	(*timestamppb.Timestamp)(nil),   // 16: google.protobuf.Timestamp
-	(Tier)(0),                       // 17: kvtier.v1.Tier
-	(*durationpb.Duration)(nil),     // 18: google.protobuf.Duration
+	(Verdict)(0),                    // 0: kvtier.v1.Verdict
+	(*GetStatusRequest)(nil),        // 1: kvtier.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),       // 2: kvtier.v1.GetStatusResponse
+	(*ClusterStatus)(nil),           // 3: kvtier.v1.ClusterStatus
+	(*ConfigValue)(nil),             // 4: kvtier.v1.ConfigValue
+	(*ListTiersRequest)(nil),        // 5: kvtier.v1.ListTiersRequest
+	(*ListTiersResponse)(nil),       // 6: kvtier.v1.ListTiersResponse
+	(*TierStatus)(nil),              // 7: kvtier.v1.TierStatus
+	(*ListBlocksRequest)(nil),       // 8: kvtier.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 9: kvtier.v1.ListBlocksResponse
+	(*GetBlockRequest)(nil),         // 10: kvtier.v1.GetBlockRequest
+	(*GetBlockResponse)(nil),        // 11: kvtier.v1.GetBlockResponse
+	(*BlockInfo)(nil),               // 12: kvtier.v1.BlockInfo
+	(*PageInfo)(nil),                // 13: kvtier.v1.PageInfo
+	(*ListAttachmentsRequest)(nil),  // 14: kvtier.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil), // 15: kvtier.v1.ListAttachmentsResponse
+	(*AttachmentInfo)(nil),          // 16: kvtier.v1.AttachmentInfo
+	(*ListNodesRequest)(nil),        // 17: kvtier.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),       // 18: kvtier.v1.ListNodesResponse
+	(*NodeStatus)(nil),              // 19: kvtier.v1.NodeStatus
+	(*ExplainRequest)(nil),          // 20: kvtier.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 21: kvtier.v1.ExplainResponse
+	(*BlockExplanation)(nil),        // 22: kvtier.v1.BlockExplanation
+	(*SaveSnapshotRequest)(nil),     // 23: kvtier.v1.SaveSnapshotRequest
+	(*SaveSnapshotResponse)(nil),    // 24: kvtier.v1.SaveSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),  // 25: kvtier.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil), // 26: kvtier.v1.RestoreSnapshotResponse
+	nil,                             // 27: kvtier.v1.GetStatusResponse.CountersEntry
+	(*timestamppb.Timestamp)(nil),   // 28: google.protobuf.Timestamp
+	(Tier)(0),                       // 29: kvtier.v1.Tier
+	(*durationpb.Duration)(nil),     // 30: google.protobuf.Duration
 }
 var file_kvtier_v1_admin_proto_depIdxs = []int32{
-	16, // 0: kvtier.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	15, // 1: kvtier.v1.GetStatusResponse.counters:type_name -> kvtier.v1.GetStatusResponse.CountersEntry
-	2,  // 2: kvtier.v1.GetStatusResponse.config:type_name -> kvtier.v1.ConfigValue
-	5,  // 3: kvtier.v1.GetStatusResponse.tiers:type_name -> kvtier.v1.TierStatus
-	5,  // 4: kvtier.v1.ListTiersResponse.tiers:type_name -> kvtier.v1.TierStatus
-	17, // 5: kvtier.v1.TierStatus.tier:type_name -> kvtier.v1.Tier
-	17, // 6: kvtier.v1.ListBlocksRequest.tier:type_name -> kvtier.v1.Tier
-	10, // 7: kvtier.v1.ListBlocksResponse.blocks:type_name -> kvtier.v1.BlockInfo
-	10, // 8: kvtier.v1.GetBlockResponse.block:type_name -> kvtier.v1.BlockInfo
-	11, // 9: kvtier.v1.GetBlockResponse.pages:type_name -> kvtier.v1.PageInfo
-	17, // 10: kvtier.v1.BlockInfo.tiers:type_name -> kvtier.v1.Tier
-	18, // 11: kvtier.v1.BlockInfo.idle:type_name -> google.protobuf.Duration
-	18, // 12: kvtier.v1.BlockInfo.retention_left:type_name -> google.protobuf.Duration
-	17, // 13: kvtier.v1.PageInfo.tier:type_name -> kvtier.v1.Tier
-	14, // 14: kvtier.v1.ListAttachmentsResponse.attachments:type_name -> kvtier.v1.AttachmentInfo
-	18, // 15: kvtier.v1.AttachmentInfo.age:type_name -> google.protobuf.Duration
-	18, // 16: kvtier.v1.AttachmentInfo.orphan_for:type_name -> google.protobuf.Duration
-	0,  // 17: kvtier.v1.AdminService.GetStatus:input_type -> kvtier.v1.GetStatusRequest
-	3,  // 18: kvtier.v1.AdminService.ListTiers:input_type -> kvtier.v1.ListTiersRequest
-	6,  // 19: kvtier.v1.AdminService.ListBlocks:input_type -> kvtier.v1.ListBlocksRequest
-	8,  // 20: kvtier.v1.AdminService.GetBlock:input_type -> kvtier.v1.GetBlockRequest
-	12, // 21: kvtier.v1.AdminService.ListAttachments:input_type -> kvtier.v1.ListAttachmentsRequest
-	1,  // 22: kvtier.v1.AdminService.GetStatus:output_type -> kvtier.v1.GetStatusResponse
-	4,  // 23: kvtier.v1.AdminService.ListTiers:output_type -> kvtier.v1.ListTiersResponse
-	7,  // 24: kvtier.v1.AdminService.ListBlocks:output_type -> kvtier.v1.ListBlocksResponse
-	9,  // 25: kvtier.v1.AdminService.GetBlock:output_type -> kvtier.v1.GetBlockResponse
-	13, // 26: kvtier.v1.AdminService.ListAttachments:output_type -> kvtier.v1.ListAttachmentsResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	28, // 0: kvtier.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	27, // 1: kvtier.v1.GetStatusResponse.counters:type_name -> kvtier.v1.GetStatusResponse.CountersEntry
+	4,  // 2: kvtier.v1.GetStatusResponse.config:type_name -> kvtier.v1.ConfigValue
+	7,  // 3: kvtier.v1.GetStatusResponse.tiers:type_name -> kvtier.v1.TierStatus
+	3,  // 4: kvtier.v1.GetStatusResponse.cluster:type_name -> kvtier.v1.ClusterStatus
+	7,  // 5: kvtier.v1.ListTiersResponse.tiers:type_name -> kvtier.v1.TierStatus
+	29, // 6: kvtier.v1.TierStatus.tier:type_name -> kvtier.v1.Tier
+	29, // 7: kvtier.v1.ListBlocksRequest.tier:type_name -> kvtier.v1.Tier
+	12, // 8: kvtier.v1.ListBlocksResponse.blocks:type_name -> kvtier.v1.BlockInfo
+	12, // 9: kvtier.v1.GetBlockResponse.block:type_name -> kvtier.v1.BlockInfo
+	13, // 10: kvtier.v1.GetBlockResponse.pages:type_name -> kvtier.v1.PageInfo
+	29, // 11: kvtier.v1.BlockInfo.tiers:type_name -> kvtier.v1.Tier
+	30, // 12: kvtier.v1.BlockInfo.idle:type_name -> google.protobuf.Duration
+	30, // 13: kvtier.v1.BlockInfo.retention_left:type_name -> google.protobuf.Duration
+	29, // 14: kvtier.v1.PageInfo.tier:type_name -> kvtier.v1.Tier
+	16, // 15: kvtier.v1.ListAttachmentsResponse.attachments:type_name -> kvtier.v1.AttachmentInfo
+	30, // 16: kvtier.v1.AttachmentInfo.age:type_name -> google.protobuf.Duration
+	30, // 17: kvtier.v1.AttachmentInfo.orphan_for:type_name -> google.protobuf.Duration
+	19, // 18: kvtier.v1.ListNodesResponse.nodes:type_name -> kvtier.v1.NodeStatus
+	28, // 19: kvtier.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	7,  // 20: kvtier.v1.NodeStatus.tiers:type_name -> kvtier.v1.TierStatus
+	30, // 21: kvtier.v1.NodeStatus.distance:type_name -> google.protobuf.Duration
+	22, // 22: kvtier.v1.ExplainResponse.blocks:type_name -> kvtier.v1.BlockExplanation
+	0,  // 23: kvtier.v1.BlockExplanation.verdict:type_name -> kvtier.v1.Verdict
+	1,  // 24: kvtier.v1.AdminService.GetStatus:input_type -> kvtier.v1.GetStatusRequest
+	5,  // 25: kvtier.v1.AdminService.ListTiers:input_type -> kvtier.v1.ListTiersRequest
+	8,  // 26: kvtier.v1.AdminService.ListBlocks:input_type -> kvtier.v1.ListBlocksRequest
+	10, // 27: kvtier.v1.AdminService.GetBlock:input_type -> kvtier.v1.GetBlockRequest
+	14, // 28: kvtier.v1.AdminService.ListAttachments:input_type -> kvtier.v1.ListAttachmentsRequest
+	17, // 29: kvtier.v1.AdminService.ListNodes:input_type -> kvtier.v1.ListNodesRequest
+	20, // 30: kvtier.v1.AdminService.Explain:input_type -> kvtier.v1.ExplainRequest
+	23, // 31: kvtier.v1.AdminService.SaveSnapshot:input_type -> kvtier.v1.SaveSnapshotRequest
+	25, // 32: kvtier.v1.AdminService.RestoreSnapshot:input_type -> kvtier.v1.RestoreSnapshotRequest
+	2,  // 33: kvtier.v1.AdminService.GetStatus:output_type -> kvtier.v1.GetStatusResponse
+	6,  // 34: kvtier.v1.AdminService.ListTiers:output_type -> kvtier.v1.ListTiersResponse
+	9,  // 35: kvtier.v1.AdminService.ListBlocks:output_type -> kvtier.v1.ListBlocksResponse
+	11, // 36: kvtier.v1.AdminService.GetBlock:output_type -> kvtier.v1.GetBlockResponse
+	15, // 37: kvtier.v1.AdminService.ListAttachments:output_type -> kvtier.v1.ListAttachmentsResponse
+	18, // 38: kvtier.v1.AdminService.ListNodes:output_type -> kvtier.v1.ListNodesResponse
+	21, // 39: kvtier.v1.AdminService.Explain:output_type -> kvtier.v1.ExplainResponse
+	24, // 40: kvtier.v1.AdminService.SaveSnapshot:output_type -> kvtier.v1.SaveSnapshotResponse
+	26, // 41: kvtier.v1.AdminService.RestoreSnapshot:output_type -> kvtier.v1.RestoreSnapshotResponse
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_admin_proto_init() }
@@ -1491,13 +2566,14 @@ func file_kvtier_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_admin_proto_rawDesc), len(file_kvtier_v1_admin_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   16,
+			NumEnums:      1,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_kvtier_v1_admin_proto_goTypes,
 		DependencyIndexes: file_kvtier_v1_admin_proto_depIdxs,
+		EnumInfos:         file_kvtier_v1_admin_proto_enumTypes,
 		MessageInfos:      file_kvtier_v1_admin_proto_msgTypes,
 	}.Build()
 	File_kvtier_v1_admin_proto = out.File

@@ -115,6 +115,8 @@ const (
 	Reason_REASON_CANCELLED Reason = 11
 	// The attachment ended.
 	Reason_REASON_ATTACHMENT_ENDED Reason = 12
+	// Other nodes have it, and none of them can be reached.
+	Reason_REASON_UNREACHABLE Reason = 13
 )
 
 // Enum value maps for Reason.
@@ -133,6 +135,7 @@ var (
 		10: "REASON_STOPPING",
 		11: "REASON_CANCELLED",
 		12: "REASON_ATTACHMENT_ENDED",
+		13: "REASON_UNREACHABLE",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -148,6 +151,7 @@ var (
 		"REASON_STOPPING":          10,
 		"REASON_CANCELLED":         11,
 		"REASON_ATTACHMENT_ENDED":  12,
+		"REASON_UNREACHABLE":       13,
 	}
 )
 
@@ -676,7 +680,7 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\bTIER_HBM\x10\x01\x12\f\n" +
 	"\bTIER_RAM\x10\x02\x12\r\n" +
 	"\tTIER_NVME\x10\x03\x12\x0f\n" +
-	"\vTIER_REMOTE\x10\x04*\xb4\x02\n" +
+	"\vTIER_REMOTE\x10\x04*\xcc\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10REASON_NOT_FOUND\x10\x01\x12\x17\n" +
@@ -691,7 +695,8 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\x0fREASON_STOPPING\x10\n" +
 	"\x12\x14\n" +
 	"\x10REASON_CANCELLED\x10\v\x12\x1b\n" +
-	"\x17REASON_ATTACHMENT_ENDED\x10\f*\xce\x03\n" +
+	"\x17REASON_ATTACHMENT_ENDED\x10\f\x12\x16\n" +
+	"\x12REASON_UNREACHABLE\x10\r*\xce\x03\n" +
 	"\tErrorCode\x12\x1a\n" +
 	"\x16ERROR_CODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ERROR_CODE_NOT_FOUND\x10\x01\x12\x17\n" +

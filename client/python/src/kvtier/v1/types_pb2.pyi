@@ -33,6 +33,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_STOPPING: _ClassVar[Reason]
     REASON_CANCELLED: _ClassVar[Reason]
     REASON_ATTACHMENT_ENDED: _ClassVar[Reason]
+    REASON_UNREACHABLE: _ClassVar[Reason]
 
 class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +72,7 @@ REASON_IN_FLIGHT: Reason
 REASON_STOPPING: Reason
 REASON_CANCELLED: Reason
 REASON_ATTACHMENT_ENDED: Reason
+REASON_UNREACHABLE: Reason
 ERROR_CODE_UNSPECIFIED: ErrorCode
 ERROR_CODE_NOT_FOUND: ErrorCode
 ERROR_CODE_NO_SPACE: ErrorCode
