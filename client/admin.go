@@ -56,6 +56,7 @@ type Status struct {
 	Tiers         []TierStatus       `json:"tiers"`
 	Config        []ConfigValue      `json:"config"`
 	Counters      map[string]float64 `json:"counters"` // by Prometheus name, since the start
+	Cluster       *ClusterStatus     `json:"cluster"`  // nil: the node is alone
 }
 
 // ConfigValue is one setting in force.
@@ -130,7 +131,7 @@ func (a *Admin) Status(ctx context.Context) (*Status, error) {
 		Started: resp.GetStarted().AsTime(), State: resp.GetState(), Problems: append([]string{}, resp.GetProblems()...),
 		Attachments: resp.GetAttachments(), OrphanTethers: resp.GetOrphanTethers(),
 		Leases: resp.GetLeases(), OverdueLeases: resp.GetOverdueLeases(), Attempts: resp.GetAttempts(),
-		Tiers: tiersOf(resp.GetTiers()), Counters: resp.GetCounters(),
+		Tiers: tiersOf(resp.GetTiers()), Counters: resp.GetCounters(), Cluster: clusterOf(resp.GetCluster()),
 	}
 	for _, c := range resp.GetConfig() {
 		s.Config = append(s.Config, ConfigValue{Name: c.GetName(), Value: c.GetValue(), Origin: c.GetOrigin()})

@@ -207,3 +207,37 @@ func appendCBORText(b []byte, s string) []byte {
 func appendCBORBytes(b, s []byte) []byte {
 	return append(appendCBORHead(b, cborBytes, uint64(len(s))), s...)
 }
+
+// NamesOfTokens makes the names of the whole blocks of a sequence of tokens, as an
+// engine with this layout makes them, without LoRA, multimodal items or salts of the
+// engine. ErrInvalid for a hash algorithm that this package cannot reproduce.
+func NamesOfTokens(l *Layout, tokens []uint32) (names []BlockName, err error) {
+	step := int(l.BlockTokens)
+	var next func([]uint32) []byte
+	switch l.HashAlgorithm {
+	case HashVLLMSHA256, HashVLLMXXHash:
+		seed := l.HashSeed
+		if seed == "" {
+			seed = VLLMDefaultSeed
+		}
+		c, err := NewVLLMChain(l.HashAlgorithm, seed)
+		if err != nil {
+			return nil, err
+		}
+		next = func(t []uint32) []byte { return c.Next(t) }
+	case HashSGLang:
+		var c SGLangChain
+		next = func(t []uint32) []byte { h := c.Next(t); return h[:] }
+	default:
+		return nil, fmt.Errorf("hash algorithm %q: only %s, %s and %s can be made of tokens here: name the blocks: %w",
+			l.HashAlgorithm, HashVLLMSHA256, HashVLLMXXHash, HashSGLang, ErrInvalid)
+	}
+	for ; step > 0 && len(tokens) >= step; tokens = tokens[step:] {
+		name, err := NameFromEngineHash(next(tokens[:step]))
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}

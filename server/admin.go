@@ -31,7 +31,7 @@ func (s *admin) GetStatus(context.Context, *kvtierv1.GetStatusRequest) (*kvtierv
 		State: n.state(), Problems: n.problems(),
 		Attachments: uint32(m.Attachments), OrphanTethers: uint32(m.OrphanTethers),
 		Leases: uint64(m.Leases), OverdueLeases: uint64(m.OverdueLeases), Attempts: uint64(m.Attempts),
-		Counters: counterValues(&m), Tiers: n.tierStatus(&m),
+		Counters: counterValues(&m), Tiers: n.tierStatus(&m), Cluster: n.clusterStatus(),
 	}
 	for _, f := range n.cfg.Fields() {
 		out.Config = append(out.Config, &kvtierv1.ConfigValue{Name: f.Name, Value: f.Value, Origin: f.Origin})

@@ -266,8 +266,3 @@ func (n *node) rememberPeers(record *clusterRecord, dir string) {
 		}
 	}
 }
-
-// answers are the calls of other nodes.
-func (n *node) answers() map[uint8]cluster.Answer {
-	return map[uint8]cluster.Answer{}
-}

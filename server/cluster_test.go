@@ -2,8 +2,10 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -95,4 +97,103 @@ func TestJoinFindsNobody(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cfg.Dir, "cluster.json")); !os.IsNotExist(err) {
 		t.Errorf("cluster.json: %v", err)
 	}
+}
+
+// asker asks a node what operators ask.
+func (n testNode) asker(t testing.TB) *client.Admin {
+	t.Helper()
+	a, err := client.OpenAdmin(client.Config{Socket: n.Config.Socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+// Each reason why a block is a hit, or is not, as a person is told it.
+func TestExplain(t *testing.T) {
+	first := startNode(t, clusterConfig(t, ""))
+	second := startNode(t, clusterConfig(t, first.PeerAddr()))
+	c1, c2 := first.client(t, client.Config{Engine: "test"}), second.client(t, client.Config{Engine: "test"})
+	ns, err := c1.RegisterNamespace(t.Context(), testNamespace(10000, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c2.RegisterNamespace(t.Context(), testNamespace(10000, 2)); err != nil {
+		t.Fatal(err)
+	}
+	other := testNamespace(10000, 2)
+	other.Layout.Model = "another"
+	otherNS, err := c2.RegisterNamespace(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := blockNames(0, 7)
+	write(t, c1, ns, names[:1])
+	write(t, c1, ns, names[1:2])
+	write(t, c2, ns, names[2:3])
+	write(t, c2, ns, names[3:4])
+	write(t, c2, otherNS, names[4:5])
+	demoted, err := c1.Demote(t.Context(), ns, names[1:2], client.TierRAM)
+	if err != nil {
+		t.Fatal(demoted, err)
+	}
+	if _, err := c2.Drop(t.Context(), ns, names[3:4]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c1.WriteBlocks(t.Context(), client.ReserveRequest{Namespace: ns, Names: names[6:7], Parts: 1}, client.CommitOptions{},
+		func(row, part int, dst []byte) error { fillPage(dst, names[6], part); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	a := first.asker(t)
+	want := []string{"hit_here", "hit_disk", "hit_remote", "dropped", "layout_differs", "never_stored", "part_missing"}
+	eventually(t, "every block is explained", func() bool {
+		x, err := a.Explain(t.Context(), client.ExplainRequest{Namespace: ns, Names: names})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, b := range x.Blocks {
+			got = append(got, b.Verdict)
+		}
+		t.Logf("%v", got)
+		return slices.Equal(got, want) && x.Usable == 3
+	})
+	if _, err := a.Explain(t.Context(), client.ExplainRequest{Tokens: []uint32{1}}); !errors.Is(err, paging.ErrInvalid) {
+		t.Errorf("tokens without a namespace: %v", err)
+	}
+	nodes, err := a.Nodes(t.Context())
+	if err != nil || len(nodes) != 2 {
+		t.Fatalf("nodes: %+v, %v", nodes, err)
+	}
+	for _, n := range nodes {
+		if n.State != "up" || !n.Reachable || len(n.Tiers) != 2 || n.Claims == 0 {
+			t.Errorf("node %+v", n)
+		}
+	}
+	s, err := a.Status(t.Context())
+	if err != nil || s.Cluster == nil || s.Cluster.Leader == "" || s.Cluster.NodesSeen != 2 || s.Cluster.Claims == 0 {
+		t.Errorf("status: %+v, %v", s.Cluster, err)
+	}
+	at, usable, err := c2.Locate(t.Context(), ns, names[:3], false)
+	if err != nil || usable != 3 || len(at) != 2 || at[0].Usable != 2 || at[0].Tiers[client.TierRAM] != 1 || at[0].Tiers[client.TierNVMe] != 1 {
+		t.Errorf("locate: %+v, %d, %v", at, usable, err)
+	}
+	if err := c2.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := second.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the owner is known to be out of reach", func() bool {
+		x, err := a.Explain(t.Context(), client.ExplainRequest{Namespace: ns, Names: names[2:3]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x.Blocks[0].Verdict == "owner_unreachable" || x.Blocks[0].Verdict == "unknown"
+	})
 }

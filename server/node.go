@@ -223,6 +223,7 @@ func (n *node) problems() []string {
 	if n.trust != nil {
 		out = append(out, certificateProblems(n.trust.State(), time.Now())...)
 	}
+	out = append(out, n.clusterProblems()...)
 	for _, a := range n.attachments.all() {
 		if d := a.orphanFor(time.Now()); d >= orphanAfter {
 			out = append(out, fmt.Sprintf("process %d (%s) has kept its hand-off socket for %v without a stream: its pages stay; end it", a.caller.PID, a.engine, d.Round(time.Second)))

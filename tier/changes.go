@@ -165,15 +165,15 @@ func (h *Hierarchy) remember(b *block, evicted bool) {
 const historyStep = 1 << 16
 
 // History tells of each block when and why it left this node last; the zero Gone
-// where that is not known, because it never was here or the last million blocks
-// that left do not include it. Errors: paging.ErrUnknownNamespace,
+// where that is not known. complete: everything that left since the start is known,
+// so that what is not is here or never was. Errors: paging.ErrUnknownNamespace,
 // paging.ErrClosed.
-func (h *Hierarchy) History(ns paging.NamespaceID, names []paging.BlockName) ([]Gone, error) {
+func (h *Hierarchy) History(ns paging.NamespaceID, names []paging.BlockName) (gone []Gone, complete bool, err error) {
 	h.mu.Lock()
 	n, err := h.namespaceLocked(ns)
 	h.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	wanted := make(map[uint64]Gone, len(names))
 	for i := range names {
@@ -182,6 +182,7 @@ func (h *Hierarchy) History(ns paging.NamespaceID, names []paging.BlockName) ([]
 	for at, end := 0, 1; at < end; at += historyStep {
 		h.mu.Lock()
 		end = len(h.mu.history.entries)
+		complete = end < historySize
 		for _, e := range h.mu.history.entries[min(at, end):min(at+historyStep, end)] {
 			if g, ok := wanted[e.key]; ok {
 				if t := time.Unix(int64(e.at), 0); t.After(g.At) || g.Cause == StillUnknown {
@@ -195,5 +196,5 @@ func (h *Hierarchy) History(ns paging.NamespaceID, names []paging.BlockName) ([]
 	for i := range names {
 		out[i] = wanted[h.mu.index.hash(n.num, &names[i])]
 	}
-	return out, nil
+	return out, complete, nil
 }

@@ -371,8 +371,8 @@ func TestChangesFollowWhatIsHeld(t *testing.T) {
 		if len(have) == 0 || len(have) >= len(told) {
 			t.Errorf("%d blocks held, %d told: nothing was evicted", len(have), len(told))
 		}
-		gone, err := k.History(k.id, []paging.BlockName{chain(0, 12, 1)[0], chain(0, 0, 1)[0], chain(9999, 0, 1)[0]})
-		if err != nil || gone[0].Cause != tier.Dropped || gone[1].Cause != tier.Evicted || gone[2].Cause != tier.StillUnknown {
+		gone, complete, err := k.History(k.id, []paging.BlockName{chain(0, 12, 1)[0], chain(0, 0, 1)[0], chain(9999, 0, 1)[0]})
+		if err != nil || !complete || gone[0].Cause != tier.Dropped || gone[1].Cause != tier.Evicted || gone[2].Cause != tier.StillUnknown {
 			t.Errorf("history: %v, %v", gone, err)
 		}
 	})

@@ -86,6 +86,8 @@ local NVMe, and hands them to engines on the same machine without copying.
 		newStatus(out),
 		newTiers(out),
 		newBlocks(out),
+		newNodes(out),
+		newExplain(out),
 		newDoctor(out),
 		newCert(out),
 		newDemo(out, stderr),

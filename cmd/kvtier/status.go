@@ -55,6 +55,7 @@ func printStatus(out *output, s *client.Status, attached []client.AttachmentInfo
 		{"writes", fmt.Sprintf("%d in progress", s.Attempts)},
 		{"attachments", fmt.Sprintf("%d, and %d tethers without a stream", s.Attachments, s.OrphanTethers)},
 	}
+	rows = append(rows, clusterRows(s.Cluster)...)
 	for _, p := range s.Problems {
 		rows = append(rows, []string{"problem", p})
 	}

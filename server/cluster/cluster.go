@@ -173,6 +173,27 @@ func (n *Node) Start(h *tier.Hierarchy) (err error) {
 	return nil
 }
 
+// ID is the cluster's UUID.
+func (n *Node) ID() string { return n.cfg.Cluster }
+
+// Directory is this node's replica of the directory.
+func (n *Node) Directory() *directory.Directory { return n.replica() }
+
+// Pages is the transport of pages.
+func (n *Node) Pages() *transport.Transport { return n.pages }
+
+// Port is the peer port.
+func (n *Node) Port() *transport.Mux { return n.mux }
+
+// Claims counts what became of this node's claims.
+func (n *Node) Claims() directory.ClaimerMetrics { return n.claimer.Metrics() }
+
+// Holders calls f with the nodes that claim each block, as the local replica has it,
+// whether they can be reached or not.
+func (n *Node) Holders(ns paging.NamespaceID, names []paging.BlockName, f func(i int, holders []directory.Holder)) {
+	n.holders(ns, names, func(i int, _ placement.BlockKey, holders []directory.Holder) { f(i, holders) })
+}
+
 // Members is gossip, for those who show it.
 func (n *Node) Members() Members { return n.members }
 

@@ -67,7 +67,7 @@ func TestWhoMayCall(t *testing.T) {
 		case c.tenant != "" && (err != nil || got.Tenant != c.tenant):
 			t.Errorf("%s: data call as %q, %v, want %q", c.name, got.Tenant, err, c.tenant)
 		}
-		if err := c.accounts.admin(ctx); (err == nil) != c.admin {
+		if err := c.accounts.admin(ctx, false); (err == nil) != c.admin {
 			t.Errorf("%s: admin call: %v, want allowed %v", c.name, err, c.admin)
 		}
 	}

@@ -38,11 +38,15 @@ const (
 var methods = []string{
 	"RegisterNamespace", "Lookup", "Fetch", "Adopt", "Release", "Renew", "Reserve", "Commit", "Abort",
 	"Prefetch", "Cancel", "Retain", "Demote", "Drop", "Pin", "Attach", "ReadPages", "WritePages",
-	"GetStatus", "ListTiers", "ListBlocks", "GetBlock", "ListAttachments",
+	"GetStatus", "ListTiers", "ListBlocks", "GetBlock", "ListAttachments", "ListNodes", "Explain", "SaveSnapshot", "RestoreSnapshot",
+	"Locate",
 }
 
-// firstAdmin is the index of the first method of the AdminService.
-const firstAdmin = 18
+// Indexes of the first methods of the services after the first.
+const (
+	firstAdmin   = 18
+	firstCluster = 27
+)
 
 // CallMetrics counts the calls of one kind since the start.
 type CallMetrics struct {
@@ -64,7 +68,7 @@ const adminPrefix = "/kvtier.v1.AdminService/"
 // calls counts calls, bounds those in flight and keeps engines out of the
 // AdminService.
 type calls struct {
-	admin    func(context.Context) error
+	admin    func(ctx context.Context, changes bool) error
 	max      int64
 	inFlight atomic.Int64
 	refused  atomic.Uint64
@@ -72,11 +76,14 @@ type calls struct {
 	counters []callCounter
 }
 
-func newCalls(maxInFlight int, admin func(context.Context) error) *calls {
+func newCalls(maxInFlight int, admin func(ctx context.Context, changes bool) error) *calls {
 	c := &calls{admin: admin, max: int64(maxInFlight), kinds: map[string]callKind{}, counters: make([]callCounter, int(callMethods)+len(methods))}
 	for i, m := range methods {
 		prefix := "/kvtier.v1.PagesService/"
-		if i >= firstAdmin {
+		switch {
+		case i >= firstCluster:
+			prefix = "/kvtier.v1.ClusterService/"
+		case i >= firstAdmin:
 			prefix = adminPrefix
 		}
 		c.kinds[prefix+m] = callMethods + callKind(i)
@@ -164,13 +171,23 @@ func (c *calls) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 }
 
 func (c *calls) guarded(ctx context.Context, req any, method string, handler grpc.UnaryHandler) (any, error) {
-	if strings.HasPrefix(method, adminPrefix) {
-		if err := c.admin(ctx); err != nil {
-			return nil, err
-		}
+	if err := c.authorize(ctx, method); err != nil {
+		return nil, err
 	}
 	return handler(ctx, req)
 }
+
+// authorize keeps engines out of the AdminService, and those who may only read away
+// from what changes something.
+func (c *calls) authorize(ctx context.Context, method string) error {
+	if name, ok := strings.CutPrefix(method, adminPrefix); ok {
+		return c.admin(ctx, changing[name])
+	}
+	return nil
+}
+
+// changing are the methods of the AdminService that change something.
+var changing = map[string]bool{"RestoreSnapshot": true}
 
 // stream does the same for streaming calls. Attachments have a bound of their
 // own and are long: they take no place.
@@ -182,7 +199,10 @@ func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 		defer c.leave()
 	}
 	timed := c.begin(c.kinds[info.FullMethod])
-	err := handler(srv, ss)
+	err := c.authorize(ss.Context(), info.FullMethod)
+	if err == nil {
+		err = handler(srv, ss)
+	}
 	timed.end(err)
 	return kvstatus.Status(err)
 }

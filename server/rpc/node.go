@@ -23,6 +23,8 @@ type Node interface {
 	RegisterNamespace(ctx context.Context, c Caller, r *RegisterRequest) (RegisterResult, error)
 	// Lookup tells the usable prefix.
 	Lookup(ctx context.Context, c Caller, r *LookupRequest) (LookupResult, error)
+	// Locate tells how much of a chain each node of the cluster has.
+	Locate(ctx context.Context, c Caller, r *LocateRequest) (LocateResult, error)
 	// Keep does one retention verb to each named block.
 	Keep(ctx context.Context, c Caller, r *KeepRequest) ([]byte, error)
 	// Pages gives the byte streams of clients that are not co-located.

@@ -84,6 +84,7 @@ func New(cfg Config) *Server {
 	s.pages = newPagesService(cfg.Node, cfg.Accounts, c)
 	kvtierv1.RegisterPagesServiceServer(s.grpc, s.pages)
 	kvtierv1.RegisterAdminServiceServer(s.grpc, cfg.Admin)
+	kvtierv1.RegisterClusterServiceServer(s.grpc, &clusterService{node: cfg.Node, accounts: cfg.Accounts})
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	s.SetServing(false)
@@ -99,6 +100,7 @@ func (s *Server) SetServing(ok bool) {
 	s.health.SetServingStatus("", status)
 	s.health.SetServingStatus(kvtierv1.PagesService_ServiceDesc.ServiceName, status)
 	s.health.SetServingStatus(kvtierv1.AdminService_ServiceDesc.ServiceName, status)
+	s.health.SetServingStatus(kvtierv1.ClusterService_ServiceDesc.ServiceName, status)
 }
 
 // Serve accepts connections on l until Stop. It takes ownership of l.
@@ -141,14 +143,18 @@ func (s *Server) Metrics() Metrics {
 	return Metrics{Calls: s.calls.metrics(), InFlight: s.InFlight(), Refused: s.calls.refused.Load(), RefusedPeers: s.peers.refused.Load()}
 }
 
-// admin lets only operators reach the AdminService.
-func (a *Accounts) admin(ctx context.Context) error {
+// admin lets only operators and those who may read reach the AdminService, and only
+// operators change anything.
+func (a *Accounts) admin(ctx context.Context, changes bool) error {
 	c, err := a.caller(ctx)
 	if err != nil {
 		return err
 	}
 	if !c.Admin {
 		return fmt.Errorf("the AdminService is for the owner of the socket, root, and tokens or certificates with the role operator or read-only: %w", paging.ErrDenied)
+	}
+	if changes && c.Role == RoleReadOnly {
+		return fmt.Errorf("this changes the cluster: it needs the role operator, the caller's is read-only: %w", paging.ErrDenied)
 	}
 	return nil
 }
