@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/tier"
 )
 
 // Kinds of device that Config.Device names.
@@ -161,13 +162,11 @@ const (
 	defaultRAMBytes         = 4 << 30
 	defaultNVMeBytes        = 16 << 30
 	defaultStagingBytes     = 64 << 20
-	defaultFlushAfter       = 10 * time.Second
 	defaultLeaseTTL         = time.Minute
 	defaultStopWithin       = 30 * time.Second
 	defaultMaxAttachments   = 256
 	defaultMaxCallsInFlight = 1024
 	defaultHTTPListen       = "127.0.0.1:7445"
-	defaultPolicy           = "default"
 	defaultPeerListen       = "127.0.0.1:7441"
 	defaultGossipListen     = "127.0.0.1:7442"
 	defaultMaxClaims        = 16 << 20
@@ -194,8 +193,8 @@ func (c Config) WithDefaults() Config {
 		orDefault(&c.NVMeBytes, defaultNVMeBytes)
 	}
 	orDefault(&c.Device, DeviceAuto)
-	orDefault(&c.Policy, defaultPolicy)
-	orDefault(&c.FlushAfter, defaultFlushAfter)
+	orDefault(&c.Policy, tier.DefaultPolicy)
+	orDefault(&c.FlushAfter, tier.DefaultFlushAfter)
 	orDefault(&c.StagingBytes, max(min(defaultStagingBytes, c.RAMBytes/stagingShare), paging.UnitBytes))
 	orDefault(&c.LeaseTTL, defaultLeaseTTL)
 	orDefault(&c.StopWithin, defaultStopWithin)

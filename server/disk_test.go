@@ -136,3 +136,63 @@ func contentOf(t *testing.T, dir string) map[string]string {
 	}
 	return files
 }
+
+// A disk that takes a write and does not answer holds up a stop no longer than
+// its bound and the grace: then the error says so, and the process can end.
+func TestStopDoesNotWaitForADiskThatHangs(t *testing.T) {
+	cfg := twoTiers(t)
+	cfg.StopWithin, cfg.FlushAfter = 200*time.Millisecond, time.Hour
+	answer, hangs := make(chan struct{}), make(chan struct{}, 1)
+	drivers := servertest.Drivers()
+	openDisk := drivers.NVMe
+	drivers.NVMe = func(ctx context.Context, cfg server.Config, dir string, log *slog.Logger) (tier.Durable, error) {
+		d, err := openDisk(ctx, cfg, dir, log)
+		disk := &tiertest.Faulty{Durable: d}
+		disk.SetStore(func(context.Context, []tier.Page) error {
+			select {
+			case hangs <- struct{}{}:
+			default:
+			}
+			<-answer
+			return nil
+		})
+		return disk, err
+	}
+	s, err := server.Open(t.Context(), cfg, server.Options{Drivers: drivers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	n := testNode{&servertest.Node{Server: s, Config: cfg.WithDefaults()}}
+	c := n.client(t, client.Config{})
+	ns, err := c.RegisterNamespace(t.Context(), testNamespace(diskPage, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, c, ns, blockNames(0, 4))
+	began := time.Now()
+	stop()
+	select {
+	case err = <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the node did not stop within 20 s")
+	}
+	if !errors.Is(err, paging.ErrIO) {
+		t.Errorf("stop with a disk that hangs: %v, want an I/O error", err)
+	}
+	if d := time.Since(began); d < cfg.StopWithin {
+		t.Errorf("stopped after %v, before its time was over", d)
+	}
+	select {
+	case <-hangs:
+	default:
+		t.Error("nothing was written: the test shows nothing")
+	}
+	close(answer) // what hung gives back the rest
+	eventually(t, "the directory is free", func() bool {
+		again, err := server.Open(t.Context(), cfg, server.Options{Drivers: servertest.Drivers()})
+		return err == nil && again.Close() == nil
+	})
+}

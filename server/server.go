@@ -291,10 +291,15 @@ func (s *Server) Serve(ctx context.Context) error {
 	return errors.Join(err, s.Close()) //nolint:contextcheck // ctx has ended: a stop has its own bound
 }
 
+// stopGrace is what Close may take beyond Config.StopWithin to give back what a
+// node has: a disk that answers needs far less.
+const stopGrace = 2 * time.Second
+
 // Close stops the node within Config.StopWithin: intake first, then what runs,
 // then what is only in RAM is written down, hottest first. Engines are told.
 // Calls that wait get ErrUnavailable. Idempotent; an error says what was not
-// given back.
+// given back. Where a disk does not answer, Close returns an error (ErrIO) within
+// stopGrace after that time: only the end of the process gives back the rest.
 func (s *Server) Close() error {
 	s.closing.Do(func() {
 		n := s.node
@@ -308,10 +313,7 @@ func (s *Server) Close() error {
 			a.stopping(n.cfg.StopWithin)
 			a.end(errStopping)
 		}
-		calls, stopCalls := context.WithTimeout(ctx, n.cfg.StopWithin/stopShare)
-		s.rpc.Stop(calls)
-		stopCalls()
-		s.closeErr = s.release(ctx)
+		s.closeErr = s.stopWithin(ctx, n.cfg.StopWithin)
 		n.log.Info("node stopped")
 		close(s.closed)
 	})
@@ -322,6 +324,31 @@ func (s *Server) Close() error {
 // stopShare of the time for a stop is given to running calls; the rest is for
 // writing pages down.
 const stopShare = 4
+
+// stopWithin ends the calls and gives everything back, but does not wait longer
+// than stopGrace after ctx, which ends within, has ended.
+func (s *Server) stopWithin(ctx context.Context, within time.Duration) error {
+	released := make(chan error, 1)
+	go func() { // owner: Close; exits with what it waits for, or with the process; bound: 1
+		calls, stopCalls := context.WithTimeout(ctx, within/stopShare)
+		s.rpc.Stop(calls)
+		stopCalls()
+		released <- s.release(ctx)
+	}()
+	select {
+	case err := <-released:
+		return err
+	case <-ctx.Done():
+	}
+	grace := time.NewTimer(stopGrace)
+	defer grace.Stop()
+	select {
+	case err := <-released:
+		return err
+	case <-grace.C:
+		return fmt.Errorf("the node did not stop within %v and %v more, its disk may not answer: end the process: %w", within, stopGrace, paging.ErrIO)
+	}
+}
 
 // release gives back, in reverse order, everything that was acquired.
 func (s *Server) release(ctx context.Context) error {

@@ -22,8 +22,8 @@ type Config struct {
 	// Observed says that somebody calls Changes: what becomes of blocks is noted.
 	Observed bool
 
-	RAMPolicy  string // eviction policy of RAM; empty: "default"
-	DiskPolicy string // eviction policy of the disk; empty: "default"
+	RAMPolicy  string // eviction policy of RAM; empty: DefaultPolicy
+	DiskPolicy string // eviction policy of the disk; empty: DefaultPolicy
 
 	// Quotas bound tenants; a tenant that is not named, or has 0, has no bound but
 	// the tier. The arena has its own copy of the RAM quotas and enforces them.
@@ -57,6 +57,12 @@ type Quota struct {
 	DeviceBytes int64
 }
 
+// Defaults of Config that a program may want to show.
+const (
+	DefaultPolicy     = policy.Default
+	DefaultFlushAfter = 10 * time.Second
+)
+
 func (c Config) withDefaults() (Config, error) {
 	if c.Arena == nil {
 		return c, fmt.Errorf("tier: Config.Arena is nil: %w", paging.ErrInvalid)
@@ -64,10 +70,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.FlushAfter < 0 || c.IncompleteAfter < 0 || c.LoadWorkers < 0 || c.MaxNamespaces < 0 {
 		return c, fmt.Errorf("tier: a negative time or number in Config: %w", paging.ErrInvalid)
 	}
-	setDefault(&c.RAMPolicy, "default")
-	setDefault(&c.DiskPolicy, "default")
+	setDefault(&c.RAMPolicy, DefaultPolicy)
+	setDefault(&c.DiskPolicy, DefaultPolicy)
 	setDefault(&c.MaxNamespaces, 65536)
-	setDefault(&c.FlushAfter, 10*time.Second)
+	setDefault(&c.FlushAfter, DefaultFlushAfter)
 	setDefault(&c.IncompleteAfter, time.Minute)
 	setDefault(&c.LoadWorkers, 8)
 	if c.Logger == nil {

@@ -67,7 +67,7 @@ func policyWorkload() workload {
 		bind: func(cmd *cobra.Command) {
 			flags := cmd.Flags()
 			flags.StringVar(&cfg.Trace, "trace", bench.ShortTrace, traceUsage)
-			flags.StringVar(&cfg.Policy, "policy", "default", "one of "+strings.Join(policy.Names(), ", "))
+			flags.StringVar(&cfg.Policy, "policy", policy.Default, "one of "+strings.Join(policy.Names(), ", "))
 			flags.Int64Var(&cfg.Capacity, "capacity", 1000, "`blocks` that the cache holds")
 			flags.Int64Var(&cfg.BlockTokens, "block-tokens", bench.DefaultBlockTokens, "tokens of a block")
 		},

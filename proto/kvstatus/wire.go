@@ -34,7 +34,6 @@ const (
 	DefaultReserveTime = time.Second
 	MaxPrefetchTime    = 10 * time.Minute
 	DefaultPrefetch    = 30 * time.Second
-	MaxPin             = 24 * time.Hour
 	// MaxPageStream bounds the deadline of ReadPages and WritePages, which must
 	// have one: a slow peer is cut when it passes.
 	MaxPageStream = 10 * time.Minute

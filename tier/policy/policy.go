@@ -11,6 +11,9 @@ import (
 // has left. 1<<32 − 1 is not a valid ID.
 type ID uint32
 
+// Default names the policy that a tier has unless told otherwise.
+const Default = "default"
+
 // MaxPriority is the highest retention priority.
 const MaxPriority = 100
 
@@ -66,7 +69,7 @@ func classic(inner func(*Blocks, int64) order) func(*Blocks, int64) order {
 }
 
 var makers = []maker{
-	{"default", false, func(b *Blocks, _ int64) order { return newReuse(b) }},
+	{Default, false, func(b *Blocks, _ int64) order { return newReuse(b) }},
 	{"lru", true, classic(func(b *Blocks, _ int64) order { return newLRU(b) })},
 	{"lru_rev", false, classic(func(b *Blocks, _ int64) order { return newLRU(b) })},
 	{"slru_rev", false, classic(func(b *Blocks, c int64) order { return newSLRU(b, c) })},
@@ -85,7 +88,7 @@ func find(name string) (maker, error) {
 	return makers[i], nil
 }
 
-// Names lists the policies, "default" first.
+// Names lists the policies, Default first.
 func Names() []string {
 	names := make([]string, len(makers))
 	for i, m := range makers {
