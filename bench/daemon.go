@@ -101,20 +101,26 @@ func cleanEnv(env []string) []string {
 	})
 }
 
-// launch starts the process from a thread that lives as long as the process:
-// the kernel sends the death signal when the thread that forked ends, and the
-// runtime ends threads as it likes (golang/go#27505).
 func (d *Daemon) launch() error {
+	return launch(d.cmd, func(err error) {
+		d.exitErr = err
+		d.log.Close()
+		close(d.exited)
+	})
+}
+
+// launch starts a process from a thread that lives as long as the process: the
+// kernel sends the death signal when the thread that forked ends, and the runtime
+// ends threads as it likes (golang/go#27505). ended is told how it ended.
+func launch(cmd *exec.Cmd, ended func(error)) error {
 	started := make(chan error)
-	go func() { // owner: d; ends when the process does, which Kill makes sure of
+	go func() { // owner: the caller; ends when the process does, which the caller makes sure of
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := d.cmd.Start()
+		err := cmd.Start()
 		started <- err
 		if err == nil {
-			d.exitErr = d.cmd.Wait()
-			d.log.Close()
-			close(d.exited)
+			ended(cmd.Wait())
 		}
 	}()
 	return <-started

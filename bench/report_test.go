@@ -16,15 +16,16 @@ var rewrite = flag.Bool("rewrite", false, "write the key lists anew")
 // reports is one of each, filled so that optional parts show.
 func reports() map[string]Report {
 	return map[string]Report{
-		"policy":   &PolicyReport{},
-		"simulate": &SimulateReport{},
-		"replay":   &ReplayReport{Kills: 1, FlippedBits: 1, FirstErrors: []string{"x"}},
-		"demo":     &DemoReport{ReplayReport{FirstErrors: []string{"x"}}},
-		"local":    &LocalReport{RedisGet64US: &Quantiles{}, RedisDepth: 1},
-		"nvme":     &NVMeReport{},
-		"commit":   &CommitReport{},
-		"index":    &IndexReport{},
-		"crash":    &CrashReport{FirstErrors: []string{"x"}},
+		"policy":    &PolicyReport{},
+		"simulate":  &SimulateReport{},
+		"replay":    &ReplayReport{Kills: 1, FlippedBits: 1, FirstErrors: []string{"x"}},
+		"demo":      &DemoReport{ReplayReport{FirstErrors: []string{"x"}}},
+		"local":     &LocalReport{RedisGet64US: &Quantiles{}, RedisDepth: 1},
+		"nvme":      &NVMeReport{},
+		"commit":    &CommitReport{},
+		"index":     &IndexReport{},
+		"crash":     &CrashReport{FirstErrors: []string{"x"}},
+		"directory": &DirectoryReport{},
 	}
 }
 

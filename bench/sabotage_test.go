@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 )
 
 // smallArgs is the demo with pages of 4 KiB and tiers in proportion.
@@ -71,5 +72,17 @@ func TestSabotagePublishFirst(t *testing.T) {
 	}
 	if code := runSabotaged(t, "", crash+"2", &zero); code != 0 || found(&zero) != 0 {
 		t.Errorf("without the switch: %d found, exit %d\n%+v", found(&zero), code, zero)
+	}
+}
+
+// TestSabotageDropClaimReleases: claims that were released stay.
+func TestSabotageDropClaimReleases(t *testing.T) {
+	t.Setenv("KVTIER_SABOTAGE", "drop-claim-releases")
+	r, err := Directory(t.Context(), DirectoryConfig{Claims: 3000, More: 600, Within: 5 * time.Second, Program: program(t, "sabotage"), TempDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Err() == nil || r.WrongClaims != 3*600 {
+		t.Errorf("%d wrong claims, want %d: three nodes keep 600 each", r.WrongClaims, 3*600)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -42,7 +43,7 @@ bytes/s, ratios and hit rates fractions, *_us quantiles in microseconds.`,
 	node := func() bench.NodeConfig { return bench.NodeConfig{Program: *program} }
 	for _, w := range []workload{
 		policyWorkload(), replayWorkload(node, dir), localWorkload(node, dir), commitWorkload(node, dir),
-		nvmeWorkload(dir), indexWorkload(dir), crashWorkload(node, dir),
+		nvmeWorkload(dir), indexWorkload(dir), crashWorkload(node, dir), directoryWorkload(program, dir),
 	} {
 		sub := &cobra.Command{Use: w.use, Short: w.short, Long: w.long, Args: noArgs}
 		w.bind(sub)
@@ -57,6 +58,7 @@ bytes/s, ratios and hit rates fractions, *_us quantiles in microseconds.`,
 		}
 		cmd.AddCommand(sub)
 	}
+	cmd.AddCommand(newDirectoryReplica(os.Stdin, out.w))
 	return cmd
 }
 

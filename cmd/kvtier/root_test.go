@@ -113,7 +113,7 @@ func TestPolicyEqualsTheKnownRates(t *testing.T) {
 
 func TestEveryVerbHasHelp(t *testing.T) {
 	for _, args := range []string{"serve", "status", "tiers", "blocks", "blocks list", "blocks inspect", "doctor", "demo", "bench",
-		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash"} {
+		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash", "bench directory", "cert", "cert ca", "cert issue", "cert gossip-key"} {
 		code, stdout, _ := kvtier(t, append(strings.Fields(args), "--help")...)
 		if code != exitOK || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "--output") {
 			t.Errorf("kvtier %s --help: exit %d\n%s", args, code, stdout)
