@@ -46,6 +46,7 @@ type Metrics struct {
 	NVMe      *tier.Usage // nil: no such tier
 	HBM       *tier.Usage // nil: no such tier
 	NVMeIO    tier.IO     // zero: no such tier, or it does not tell
+	Cluster   ClusterMetrics
 }
 
 // metered is a tier that tells what it does on its medium.
@@ -82,6 +83,7 @@ func (n *node) metrics() Metrics {
 	for _, g := range n.groups.all() {
 		m.AdoptTokens += g.tokens()
 	}
+	m.Cluster = n.clusterMetrics()
 	return m
 }
 

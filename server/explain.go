@@ -22,13 +22,15 @@ import (
 
 // Calls of other nodes.
 const (
-	methodHistory = cluster.MethodFree + iota // HistoryQuery, HistoryAnswer
-	methodTiers                               // nothing, ListTiersResponse
+	methodHistory   = cluster.MethodFree + iota // HistoryQuery, HistoryAnswer
+	methodTiers                                 // nothing, ListTiersResponse
+	methodInstances                             // nothing, JSON of instances
+	methodNames                                 // namespace and event hashes, names
 )
 
 // answers are the calls of other nodes that this one answers.
 func (n *node) answers() map[uint8]cluster.Answer {
-	return map[uint8]cluster.Answer{methodHistory: n.answerHistory, methodTiers: n.answerTiers}
+	return map[uint8]cluster.Answer{methodHistory: n.answerHistory, methodTiers: n.answerTiers, methodInstances: n.answerInstances, methodNames: n.answerNames}
 }
 
 func (n *node) answerTiers(context.Context, placement.NodeID, []byte) ([]byte, error) {

@@ -14,8 +14,8 @@ import (
 // maxScrapes bounds the requests for metrics that are answered at once.
 const maxScrapes = 4
 
-// httpFace serves /metrics, /healthz (the process runs) and /readyz (the node
-// serves).
+// httpFace serves /metrics, /healthz (the process runs), /readyz (the node serves) and
+// what routers ask.
 type httpFace struct {
 	listener net.Listener
 	server   *http.Server
@@ -36,6 +36,7 @@ func newHTTP(l net.Listener, n *node) *httpFace {
 		}
 		_, _ = w.Write([]byte("ok\n"))
 	})
+	n.routerFace(mux)
 	return &httpFace{l, &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,

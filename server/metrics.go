@@ -119,6 +119,51 @@ var values = []value{
 	{"nvme_read_errors_total", "Reads that failed.", func(m *Metrics) float64 { return number(m.NVMeIO.ReadErrors) }},
 	{"nvme_write_errors_total", "Writes, syncs and commits that failed.", func(m *Metrics) float64 { return number(m.NVMeIO.WriteErrors) }},
 	{"nvme_segments", "Segment files.", func(m *Metrics) float64 { return number(m.NVMeIO.Segments) }},
+
+	{"tier_remote_pages_total", "Pages that came from other nodes.", func(m *Metrics) float64 { return number(m.Hierarchy.RemotePages) }},
+	{"tier_remote_bytes_total", "Bytes of pages that came from other nodes.", func(m *Metrics) float64 { return number(m.Hierarchy.RemoteBytes) }},
+	{"tier_remote_failed_pages_total", "Pages that other nodes were asked for and did not come.", func(m *Metrics) float64 { return number(m.Hierarchy.RemoteFailedPages) }},
+	{"tier_served_pages_total", "Pages that other nodes asked for and this one has.", func(m *Metrics) float64 { return number(m.Hierarchy.ServedPages) }},
+	{"tier_served_absent_pages_total", "Pages that other nodes asked for and this one has not.", func(m *Metrics) float64 { return number(m.Hierarchy.ServedAbsentPages) }},
+
+	{"cluster_nodes_seen", "Nodes that answer gossip, this one included; 0: the node is alone.", func(m *Metrics) float64 { return number(m.Cluster.NodesSeen) }},
+	{"cluster_peers_out", "Nodes that are left out of reads because they failed lately.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PeersOut) }},
+	{"directory_leader", "1 if this node leads the directory.", func(m *Metrics) float64 { return truth(m.Cluster.Leads) }},
+	{"directory_leader_known", "1 if a leader is known.", func(m *Metrics) float64 { return truth(m.Cluster.Directory.HasLeader) }},
+	{"directory_stalled", "1 if this replica is cut off because its disk hangs.", func(m *Metrics) float64 { return truth(m.Cluster.Directory.Stalled != "") }},
+	{"directory_applied_total", "Entries of the log that this replica applied.", func(m *Metrics) float64 { return number(m.Cluster.Directory.Applied) }},
+	{"directory_behind_entries", "Entries of the log here that are not applied.", func(m *Metrics) float64 { return number(m.Cluster.Directory.Behind) }},
+	{"directory_claims", "Claims in the directory.", func(m *Metrics) float64 { return number(m.Cluster.DirectoryClaims) }},
+	{"claims_pending", "Changes of this node that are not claimed yet.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Pending) }},
+	{"claims_batches_total", "Batches of claims that were applied.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Batches) }},
+	{"claims_changes_total", "Changes in those batches.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Changes) }},
+	{"claims_refused_batches_total", "Batches of which some claims found no room in the directory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Full) }},
+	{"claims_gaps_total", "Batches that were refused because others were missing.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Gaps) }},
+	{"claims_compares_total", "Comparisons of claims with the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Compares) }},
+	{"claims_repaired_buckets_total", "Buckets of claims that differed from the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.RepairedBuckets) }},
+	{"transport_received_pages_total", "Pages received and verified.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PagesReceived) }},
+	{"transport_received_bytes_total", "Bytes of pages received and verified.", func(m *Metrics) float64 { return number(m.Cluster.Pages.BytesReceived) }},
+	{"transport_corrupt_pages_total", "Copies that failed their checksum and were not used.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PagesCorrupt) }},
+	{"transport_fell_through_total", "Times that a page did not come from a source and went to the next.", func(m *Metrics) float64 { return number(m.Cluster.Pages.FellThrough) }},
+	{"transport_in_flight_bytes", "Bytes asked of peers and not arrived.", func(m *Metrics) float64 { return number(m.Cluster.Pages.InFlightBytes) }},
+	{"transport_peer_failures_total", "Times that a peer was left out.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PeerFailures) }},
+	{"transport_sent_pages_total", "Pages sent whole.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PagesSent) }},
+	{"transport_sent_bytes_total", "Bytes of pages sent.", func(m *Metrics) float64 { return number(m.Cluster.Pages.BytesSent) }},
+	{"transport_loaded_bytes_total", "Bytes read from disk for other nodes.", func(m *Metrics) float64 { return number(m.Cluster.Pages.BytesLoaded) }},
+	{"transport_doubts_total", "Copies sent from here that failed their checksum where they arrived.", func(m *Metrics) float64 { return number(m.Cluster.Pages.Doubts) }},
+	{"transport_violations_total", "Connections ended because of a frame that may not be.", func(m *Metrics) float64 { return number(m.Cluster.Pages.Violations) }},
+	{"transport_timeouts_total", "Connections cut because the other side was slow or silent.", func(m *Metrics) float64 { return number(m.Cluster.Pages.Timeouts) }},
+	{"transport_cuts_total", "Connections that ended in the middle of a frame.", func(m *Metrics) float64 { return number(m.Cluster.Pages.Cuts) }},
+	{"peer_port_connections", "Connections of other nodes.", func(m *Metrics) float64 { return number(m.Cluster.Port.Conns) }},
+	{"peer_port_dial_failures_total", "Connections to other nodes that could not be made.", func(m *Metrics) float64 { return number(m.Cluster.Port.DialsFailed) }},
+}
+
+// truth is a flag as a metric.
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // counterValues are the numbers by their Prometheus names.
@@ -149,6 +194,7 @@ var (
 	usageDesc         = prometheus.NewDesc("kvtier_tier_bytes", "Bytes of a tier: budget, held, used, page, in_flight, dead.", []string{"tier", "what"}, nil)
 	readyDesc         = prometheus.NewDesc("kvtier_tier_ready", "1 if the tier stores pages, 0 if it is bypassed or closed.", []string{"tier"}, nil)
 	tenantDesc        = prometheus.NewDesc("kvtier_tenant_bytes", "Slots that a tenant's pages take of a tier.", []string{"tenant", "tier"}, nil)
+	portRefusedDesc   = prometheus.NewDesc("kvtier_peer_port_refused_total", "Connections of others that were refused, by reason.", []string{"reason"}, nil)
 	callsDesc         = prometheus.NewDesc("kvtier_rpc_call_seconds", "Time that calls took, by method.", []string{"method"}, nil)
 	errorsDesc        = prometheus.NewDesc("kvtier_rpc_errors_total", "Calls that failed, by method.", []string{"method"}, nil)
 	infoDesc          = prometheus.NewDesc("kvtier_node_info", "1, with the version of the program.", []string{"version"}, nil)
@@ -160,7 +206,7 @@ func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	for _, d := range []*prometheus.Desc{
-		hitBlocksDesc, hitTokensDesc, evictedBlocksDesc, shortfallDesc, usageDesc, readyDesc, tenantDesc, callsDesc, errorsDesc, infoDesc,
+		hitBlocksDesc, hitTokensDesc, evictedBlocksDesc, shortfallDesc, usageDesc, readyDesc, tenantDesc, portRefusedDesc, callsDesc, errorsDesc, infoDesc,
 	} {
 		ch <- d
 	}
@@ -195,6 +241,13 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 		counter(hitTokensDesc, h.DiskHitTokens, "nvme")
 		counter(evictedBlocksDesc, h.DiskEvictedBlocks, "nvme")
 		collectUsage(gauge, "nvme", m.NVMe)
+	}
+	if m.Cluster.NodesSeen > 0 {
+		counter(hitBlocksDesc, h.RemoteHitBlocks, "remote")
+		counter(hitTokensDesc, h.RemoteHitTokens, "remote")
+		for reason, n := range m.Cluster.Port.Refused {
+			counter(portRefusedDesc, n, reason)
+		}
 	}
 	for r, n := range h.Shortfalls {
 		if reason := tier.Reason(r); reason != tier.NoReason {

@@ -40,6 +40,7 @@ type node struct {
 	workers    sync.WaitGroup
 	trust      *trust.Source // of certificates; nil: none is configured
 	rpcMetrics func() rpc.Metrics
+	accounts   *rpc.Accounts
 
 	stopping     atomic.Bool
 	leaseIDs     atomic.Uint64
@@ -48,6 +49,7 @@ type node struct {
 	counters     counters
 	attachments  attachments
 	groups       groups
+	instances    instances
 }
 
 // nextLease numbers leases from a random start, so that an id of an earlier run

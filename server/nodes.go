@@ -170,3 +170,30 @@ func (n *node) askTiers(ctx context.Context, nodes map[placement.NodeID]*kvtierv
 	}
 	asked.Wait()
 }
+
+// ClusterMetrics is what a node counts as one of a cluster. Zero: it is alone.
+type ClusterMetrics struct {
+	NodesSeen       int // that answer gossip, this one included
+	Leads           bool
+	DirectoryClaims int64
+	Directory       directory.Status
+	Claims          directory.ClaimerMetrics
+	Pages           transport.Metrics
+	Port            transport.MuxMetrics
+}
+
+func (n *node) clusterMetrics() (m ClusterMetrics) {
+	if n.cluster == nil {
+		return m
+	}
+	m.Directory, m.Claims = n.cluster.Directory().Status(), n.cluster.Claims()
+	m.Pages, m.Port = n.cluster.Pages().Metrics(), n.cluster.Port().Metrics()
+	m.Leads = m.Directory.HasLeader && m.Directory.Leader == placement.NodeID(n.identity.node)
+	n.cluster.Directory().Read(func(s *directory.State) { m.DirectoryClaims = s.Claims() })
+	for _, x := range n.cluster.Members().View().Nodes {
+		if x.Seen {
+			m.NodesSeen++
+		}
+	}
+	return m
+}

@@ -204,8 +204,9 @@ func (s *Server) openFaces(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	n.accounts = rpc.NewAccounts(accounts(cfg.Tenants), owner())
 	conf := rpc.Config{
-		Node: n, Admin: &admin{node: n}, Accounts: rpc.NewAccounts(accounts(cfg.Tenants), owner()),
+		Node: n, Admin: &admin{node: n}, Accounts: n.accounts,
 		Stats: s.tracing.handler(), MaxCallsInFlight: cfg.MaxCallsInFlight, MaxStreamsPerConn: uint32(cfg.MaxCallsInFlight),
 	}
 	if n.trust != nil {

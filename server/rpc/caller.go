@@ -134,6 +134,17 @@ func (r Role) admin() bool { return r == RoleOperator || r == RoleReadOnly }
 
 // withToken replaces what is known of c by what the authorization header says.
 // All tokens are compared, each in constant time.
+// Bearer is the caller of an HTTP request with this authorization header, which may
+// be left out where no tenant is configured.
+func (a *Accounts) Bearer(header string) (Caller, error) {
+	c := a.remote()
+	if a.open {
+		c.Admin = true // the only tenant there is
+		return c, nil
+	}
+	return a.withToken(c, header)
+}
+
 func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
 	secret, ok := strings.CutPrefix(header, "Bearer ")
 	if !ok {
