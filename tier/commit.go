@@ -219,6 +219,7 @@ func (a *Attempt) publishRow(row *attemptRow, opt CommitOptions, now uint32, w *
 	if opt.Retention != nil && !b.flags.has(dropped) {
 		h.retain(row.id, b, *opt.Retention, now)
 	}
+	h.chargePin(row.id, b)
 	h.assemble(row.id, b, a.ns.pagesAt(int(b.position), a.want), now)
 	h.enterRAMOrder(row.id, b, a.first+len(a.rows))
 	h.queueDirty(row.id, b, now)

@@ -36,6 +36,7 @@ func (h *Hierarchy) CheckInvariants() {
 		must(b.flags.has(timed) == has(h.mu.retained, id), "block %d: timed", id)
 		must(b.flags.has(incomplete) == has(h.mu.incomplete, id), "block %d: incomplete", id)
 		must(b.flags.has(held) == has(h.mu.pinned.of, id), "block %d: held", id)
+		must(!b.flags.has(held) || h.mu.pinned.of[id].bytes >= h.of(b).slotsOf(b.ram), "block %d: parts in RAM that its pin does not count", id)
 		must(b.flags.has(foreseen) == has(h.mu.foreseen.of, id), "block %d: foreseen", id)
 		must((b.frame != 0) == (b.ram != 0 && b.frame != 0), "block %d: in the RAM order without a page", id)
 		must(b.ram == 0 || b.pins > 0 || b.flags.has(dropped) || b.frame != 0, "block %d is resident, unused and in no order", id)

@@ -161,6 +161,7 @@ func (h *Hierarchy) endLoad(it loadItem, err error) {
 	if err == nil && !b.flags.has(dropped) {
 		n.tenant.aside -= n.slot[it.part]
 		h.publish(b, it.part, it.ram, h.pagesOf(b)[it.part].sum)
+		h.chargePin(it.l.id, b) // a part that only a device had
 		if it.device == 0 {
 			m.LoadedPages++
 			m.LoadedBytes += int64(n.bytes[it.part])

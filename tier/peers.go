@@ -138,6 +138,7 @@ func (h *Hierarchy) brought(it loadItem, sum uint64, err error) {
 	} else {
 		n.tenant.aside -= n.slot[it.part]
 		h.publish(b, it.part, it.ram, sum)
+		h.chargePin(it.l.id, b)
 		h.queueDirty(it.l.id, b, h.nowSeconds())
 		m.RemotePages++
 		m.RemoteBytes += int64(n.bytes[it.part])

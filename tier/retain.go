@@ -172,8 +172,9 @@ func (h *Hierarchy) forgetNotes(id blockID, b *block) {
 // Pin keeps blocks in RAM for ttl, at most MaxPin; 0 ends that. A block that is
 // only on disk is brought up and ItemDeferred. ItemClipped: the time was cut, or
 // the block is not pinned because a quarter of the tier, or of the tenant's
-// quota, is pinned already. ItemRejected: there is no room to bring it up.
-// Errors as Lookup.
+// quota, is pinned already. ItemRejected: there is no room to bring it up. Parts
+// that come later are pinned too; where they exceed that quarter the block's pin
+// ends. Errors as Lookup.
 func (h *Hierarchy) Pin(ns paging.NamespaceID, names []paging.BlockName, ttl time.Duration) ([]ItemOutcome, error) {
 	now := h.nowSeconds()
 	until := now + secondsOf(min(ttl, MaxPin))
@@ -198,11 +199,7 @@ func (h *Hierarchy) pinUntil(n *namespace, id blockID, b *block, until uint32) I
 		return ItemAccepted
 	}
 	bytes := n.slotsOf(b.ram | b.disk)
-	var all int64
-	for _, t := range h.mu.tenantList {
-		all += t.pinned
-	}
-	if all+bytes > h.mu.ramBytes/pinShare || n.tenant.pinned+bytes > h.ramLimit(n.tenant)/pinShare {
+	if !h.mayPin(n, bytes) {
 		return ItemClipped
 	}
 	out := ItemAccepted
@@ -222,6 +219,35 @@ func (h *Hierarchy) pinUntil(n *namespace, id blockID, b *block, until uint32) I
 	n.tenant.pinned += bytes
 	h.mu.pinned.set(id, note{until: until, bytes: bytes})
 	return out
+}
+
+// mayPin reports whether bytes more may be pinned.
+func (h *Hierarchy) mayPin(n *namespace, bytes int64) bool {
+	var all int64
+	for _, t := range h.mu.tenantList {
+		all += t.pinned
+	}
+	return all+bytes <= h.mu.ramBytes/pinShare && n.tenant.pinned+bytes <= h.ramLimit(n.tenant)/pinShare
+}
+
+// chargePin counts the parts that came to a pinned block since it was pinned. If
+// they do not fit the share any more the pin ends: the share is what everybody
+// else relies on. The caller has pinned b itself.
+func (h *Hierarchy) chargePin(id blockID, b *block) {
+	if !b.flags.has(held) {
+		return
+	}
+	n, x := h.of(b), h.mu.pinned.of[id]
+	more := n.slotsOf(b.ram|b.disk) - x.bytes
+	switch {
+	case more <= 0:
+	case h.mayPin(n, more):
+		n.tenant.pinned += more
+		x.bytes += more
+		h.mu.pinned.set(id, x)
+	default:
+		h.endPin(id, b)
+	}
 }
 
 // endPin undoes pinUntil. The block may be gone afterwards.

@@ -67,6 +67,33 @@ func TestPin(t *testing.T) {
 	})
 }
 
+// Parts that come to pinned blocks later count against the share, and end the
+// pin where there is no room in it.
+func TestPinCountsLaterParts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := open(t, layouts()["ranks"], 1<<20, tier.Config{})
+		names := chain(1, 0, 20)
+		k.put(names, 0, 1, tier.CommitOptions{})
+		out, err := k.Pin(k.id, names, time.Hour)
+		outcomes(t, out, err, tier.ItemAccepted)
+		if got := k.Metrics().PinnedBytes; got != 20*8192 {
+			t.Errorf("%d bytes pinned of the first parts, want %d", got, 20*8192)
+		}
+		k.put(names, 0, 2, tier.CommitOptions{})
+		got, most := k.Metrics().PinnedBytes, int64(1<<20)/4
+		if got > most || got < most-3*8192 || got%(2*8192) != 0 {
+			t.Errorf("%d bytes pinned with the second parts, want whole blocks of nearly %d", got, most)
+		}
+		k.CheckInvariants()
+		if out, err = k.Pin(k.id, names, 0); err != nil || !all16(out, tier.ItemAccepted) {
+			t.Errorf("unpin: %v, %v", out, err)
+		}
+		if got := k.Metrics().PinnedBytes; got != 0 {
+			t.Errorf("%d bytes pinned in the end", got)
+		}
+	})
+}
+
 func all16(out []tier.ItemOutcome, want tier.ItemOutcome) bool {
 	return !slices.ContainsFunc(out, func(o tier.ItemOutcome) bool { return o != want })
 }
