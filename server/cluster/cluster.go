@@ -37,6 +37,10 @@ type Config struct {
 	Dir         string // of the directory's log and snapshots
 	Bootstrap   bool   // this node is the first of a new cluster, if Dir is empty
 
+	// Memory and Clock are those of directory.Config, for clusters inside one process.
+	Memory *directory.Memory
+	Clock  func() time.Time
+
 	PeerListen    string // host:port of the peer port; port 0: any
 	PeerAdvertise string // host:port told to others; "": where it listens
 	RPCAddress    string // host:port of gRPC, told to others; "": none
@@ -132,7 +136,7 @@ func New(cfg Config) (_ *Node, err error) {
 		return nil, err
 	}
 	d, err := directory.Open(directory.Config{
-		ID: cfg.ID, Dir: cfg.Dir, Peers: (*peers)(n), Bootstrap: cfg.Bootstrap, MaxClaims: cfg.MaxClaims, Logger: cfg.Logger,
+		ID: cfg.ID, Dir: cfg.Dir, Peers: (*peers)(n), Bootstrap: cfg.Bootstrap, MaxClaims: cfg.MaxClaims, Memory: cfg.Memory, Clock: cfg.Clock, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -41,6 +41,11 @@ type Config struct {
 	Bootstrap bool  // this node is the first voter of a new cluster, if Dir is empty
 	MaxClaims int64 // claim budget; 0: 16 M (about 800 MiB)
 
+	// Memory keeps what else is kept in Dir, for clusters inside one process. nil: Dir.
+	Memory *Memory
+	// Clock tells the time of the commands that this node commits. nil: time.Now.
+	Clock func() time.Time
+
 	// Heartbeat is the time without a heartbeat after which a follower stands for
 	// election, and the election timeout. 0: 250 ms: a dead leader is replaced in
 	// about twice that.
@@ -62,7 +67,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.ID == (placement.NodeID{}) {
 		problems = append(problems, errors.New("no ID"))
 	}
-	if c.Dir == "" {
+	if c.Dir == "" && c.Memory == nil {
 		problems = append(problems, errors.New("no Dir"))
 	}
 	if c.Peers == nil {
@@ -88,6 +93,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	if c.openStores == nil && c.Memory != nil {
+		c.openStores = func(string) (*stores, error) { return c.Memory.stores(), nil }
 	}
 	if c.openStores == nil {
 		c.openStores = openStores

@@ -30,7 +30,6 @@ type Directory struct {
 
 	// slots bounds proposals that wait for Raft; each holds one goroutine.
 	slots chan struct{}
-	waits sync.WaitGroup
 
 	now     atomic.Pointer[replica]
 	stalled atomic.Pointer[string] // why this replica is cut off; nil: it is not
@@ -45,7 +44,46 @@ type replica struct {
 	link   *link
 	stores *stores
 	timed  *timed
-	lead   chan bool // latest leadership, capacity 1
+
+	// Calls of Raft whose answer somebody waits for.
+	calls struct {
+		sync.Mutex
+		refused bool // no more are begun
+		running int
+		ended   chan struct{} // closed when the last one has ended after that
+	}
+}
+
+// begin notes a call of Raft that waits for an answer; false: this run ends.
+func (r *replica) begin() bool {
+	r.calls.Lock()
+	defer r.calls.Unlock()
+	if r.calls.refused {
+		return false
+	}
+	r.calls.running++
+	return true
+}
+
+func (r *replica) end() {
+	r.calls.Lock()
+	defer r.calls.Unlock()
+	if r.calls.running--; r.calls.running == 0 && r.calls.refused {
+		close(r.calls.ended)
+	}
+}
+
+// refuse lets no more calls begin; the channel is closed when the last has ended.
+func (r *replica) refuse() <-chan struct{} {
+	r.calls.Lock()
+	defer r.calls.Unlock()
+	if !r.calls.refused {
+		r.calls.refused = true
+		if r.calls.running == 0 {
+			close(r.calls.ended)
+		}
+	}
+	return r.calls.ended
 }
 
 // Open starts the replica. On error nothing runs and nothing is held.
@@ -54,8 +92,10 @@ func Open(cfg Config) (*Directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("directory: %w", err)
+	if cfg.Memory == nil {
+		if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+			return nil, fmt.Errorf("directory: %w", err)
+		}
 	}
 	d := &Directory{cfg: cfg, log: cfg.Logger, slots: make(chan struct{}, maxProposals)}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
@@ -75,7 +115,8 @@ func (d *Directory) open(bootstrap bool) (*replica, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replica{stores: st, timed: newTimed(), link: newLink(&d.cfg), lead: make(chan bool, 1)}
+	r := &replica{stores: st, timed: newTimed(), link: newLink(&d.cfg)}
+	r.calls.ended = make(chan struct{})
 	r.fsm = newFSM(d.cfg.MaxClaims, d.fail)
 	if err := d.start(r, bootstrap); err != nil {
 		return nil, errors.Join(fmt.Errorf("directory in %s: %w", d.cfg.Dir, err), r.link.Close(), st.close())
@@ -107,10 +148,20 @@ func (d *Directory) start(r *replica, bootstrap bool) error {
 	return err
 }
 
-// close stops the run. Raft waits for a call of the store that has not ended.
-func (r *replica) close() error {
-	err := r.raft.Shutdown().Error()
-	return errors.Join(err, r.link.Close(), r.stores.close())
+// close stops the run. Raft waits for a call of the store that has not ended. What
+// waits for an answer has to get it before: a Raft that is shut down answers
+// nothing that is still queued. A leader that reaches nobody gives up in a
+// heartbeat or two, which answers them too.
+func (r *replica) close(within time.Duration) error {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-r.refuse():
+	case <-timer.C:
+	}
+	stopped := r.raft.Shutdown()
+	err := r.link.Close() // what is on the way to another replica ends now, not at its timeout
+	return errors.Join(stopped.Error(), err, r.stores.close())
 }
 
 // fail notes that this replica cannot follow the log any more.
@@ -141,15 +192,15 @@ func (d *Directory) Stalled() string {
 // delays it by at most StallAfter; then an error says that it was left.
 func (d *Directory) Close() error {
 	d.cancel()
-	d.loops.Wait()
 	done := make(chan error, 1)
-	r := d.now.Load()
-	go func() { done <- r.close() }() // owner: Close; exits when the store's last call ends, which nothing can hasten
+	go func() { // owner: Close; exits when the store's last call ends, which nothing can hasten
+		d.loops.Wait()
+		done <- d.now.Load().close(d.cfg.StallAfter / 2)
+	}()
 	timer := time.NewTimer(d.cfg.StallAfter)
 	defer timer.Stop()
 	select {
 	case err := <-done:
-		d.waits.Wait()
 		return err
 	case <-timer.C:
 		return fmt.Errorf("directory log in %s does not answer: left open: %w", d.cfg.Dir, paging.ErrIO)
@@ -191,7 +242,7 @@ func (d *Directory) cutOff(why string) {
 // restart replaces a run that was cut off. Until the new one has caught up its
 // state is older; claims are hints.
 func (d *Directory) restart(old *replica) {
-	err := old.close()
+	err := old.close(d.cfg.StallAfter / 2)
 	if err == nil {
 		var r *replica
 		if r, err = d.open(false); err == nil {

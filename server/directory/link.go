@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,7 +35,7 @@ type link struct {
 
 func newLink(cfg *Config) *link {
 	ctx, cancel := context.WithCancel(context.Background())
-	layer := &streams{peers: cfg.Peers, ctx: ctx, cancel: cancel, self: cfg.ID}
+	layer := &streams{peers: cfg.Peers, ctx: ctx, cancel: cancel, self: cfg.ID, dialed: map[*dialedConn]struct{}{}}
 	l := &link{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			ServerAddressProvider: byID{}, Logger: hclog.NewNullLogger(), Stream: layer,
@@ -141,6 +143,36 @@ type streams struct {
 	ctx    context.Context // ends with Close; a listener has nowhere else to keep it
 	cancel context.CancelFunc
 	self   placement.NodeID
+
+	mu     sync.Mutex
+	closed bool
+	dialed map[*dialedConn]struct{} // that are not closed
+}
+
+// dialedConn is a connection to another replica. Raft would wait for what runs on
+// it when it stops, until its timeout: the layer closes them.
+type dialedConn struct {
+	net.Conn
+	s *streams
+}
+
+// Close implements net.Conn.
+func (c *dialedConn) Close() error {
+	c.s.mu.Lock()
+	delete(c.s.dialed, c)
+	c.s.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (s *streams) track(c net.Conn) (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.Join(errCut, c.Close())
+	}
+	d := &dialedConn{c, s}
+	s.dialed[d] = struct{}{}
+	return d, nil
 }
 
 // Accept implements net.Listener.
@@ -149,7 +181,15 @@ func (s *streams) Accept() (net.Conn, error) { return s.peers.Accept(s.ctx) }
 // Close implements net.Listener.
 func (s *streams) Close() error {
 	s.cancel()
-	return nil
+	s.mu.Lock()
+	s.closed = true
+	open := slices.Collect(maps.Keys(s.dialed))
+	s.mu.Unlock()
+	var errs []error
+	for _, c := range open {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Addr implements net.Listener.
@@ -163,7 +203,11 @@ func (s *streams) Dial(address raft.ServerAddress, timeout time.Duration) (net.C
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, timeout)
 	defer cancel()
-	return s.peers.Dial(ctx, id)
+	c, err := s.peers.Dial(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return s.track(c)
 }
 
 // nodeAddr is a node id as a network address.

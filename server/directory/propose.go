@@ -110,7 +110,7 @@ func (d *Directory) ProposeHere(ctx context.Context, command []byte) (Result, er
 	if err := proto.Unmarshal(command, &c); err != nil || c.GetCommand() == nil {
 		return Invalid, fmt.Errorf("directory command cannot be read: %w", paging.ErrInvalid)
 	}
-	c.NowUnixMs = time.Now().UnixMilli()
+	c.NowUnixMs = d.cfg.Clock().UnixMilli()
 	b, err := proto.Marshal(&c)
 	if err != nil {
 		return Invalid, fmt.Errorf("directory command: %w", err)
@@ -133,8 +133,13 @@ func (d *Directory) commit(ctx context.Context, b []byte) (Result, error) {
 	}
 	done := make(chan outcome, 1)
 	r := d.now.Load()
-	d.waits.Go(func() { // owner: Directory; exits with the future, at the latest when the replica closes; bound: maxProposals
+	if !r.begin() {
+		<-d.slots
+		return Invalid, fmt.Errorf("the replica stops: %w", paging.ErrUnavailable)
+	}
+	go func() { // owner: the replica, whose close waits for it; exits with the future; bound: maxProposals
 		defer func() { <-d.slots }()
+		defer r.end()
 		f := r.raft.Apply(b, d.cfg.StallAfter)
 		if err := f.Error(); err != nil {
 			done <- outcome{err: raftError(err)}
@@ -148,7 +153,7 @@ func (d *Directory) commit(ctx context.Context, b []byte) (Result, error) {
 		default:
 			done <- outcome{err: fmt.Errorf("directory answered %T: %w", resp, paging.ErrIncompatible)}
 		}
-	})
+	}()
 	select {
 	case o := <-done:
 		return o.result, o.err
@@ -181,9 +186,10 @@ func (d *Directory) ReadLatest(ctx context.Context, see func(*State)) error {
 		return fmt.Errorf("%s: %w", why, paging.ErrUnavailable)
 	}
 	r := d.now.Load()
-	if r.raft.State() != raft.Leader {
+	if r.raft.State() != raft.Leader || !r.begin() {
 		return fmt.Errorf("this node does not lead the directory: %w", paging.ErrUnavailable)
 	}
+	defer r.end()
 	within := defaultProposing
 	if deadline, has := ctx.Deadline(); has {
 		within = time.Until(deadline)
