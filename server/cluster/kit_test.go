@@ -498,3 +498,6 @@ func (w *world) union(ns paging.NamespaceID, names []paging.BlockName, all pagin
 
 // pick is a random one.
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
+
+// sleep lets fake time pass.
+func (w *world) sleep(d time.Duration) { time.Sleep(d) }

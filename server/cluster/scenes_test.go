@@ -56,7 +56,7 @@ func TestCloseOfALeaderThatReachesNobody(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(20 * time.Millisecond)
+		w.sleep(20 * time.Millisecond)
 		start := time.Now()
 		if err := leader.n.Close(); err != nil {
 			t.Error(err)
