@@ -33,6 +33,7 @@ type ClusterStatus struct {
 	MaxClaims           uint64 `json:"max_claims"`
 	PendingClaims       uint64 `json:"pending_claims"`
 	RefusedClaimBatches uint64 `json:"refused_claim_batches"`
+	UnclaimedBlocks     uint64 `json:"unclaimed_blocks"` // of this node: the directory has no room for them
 }
 
 func clusterOf(c *kvtierv1.ClusterStatus) *ClusterStatus {
@@ -43,7 +44,7 @@ func clusterOf(c *kvtierv1.ClusterStatus) *ClusterStatus {
 		Cluster: c.GetCluster(), Name: c.GetName(), PeerAddress: c.GetPeerAddress(), Leader: hex.EncodeToString(c.GetLeader()), Role: c.GetRole(),
 		Voter: c.GetVoter(), Voters: c.GetVoters(), Replicas: c.GetReplicas(), Applied: c.GetApplied(), Behind: c.GetBehind(), Stalled: c.GetStalled(),
 		NodesSeen: c.GetNodesSeen(), Nodes: c.GetNodes(), PeersOut: c.GetPeersOut(), Claims: c.GetClaims(), MaxClaims: c.GetMaxClaims(),
-		PendingClaims: c.GetPendingClaims(), RefusedClaimBatches: c.GetRefusedClaimBatches(),
+		PendingClaims: c.GetPendingClaims(), RefusedClaimBatches: c.GetRefusedClaimBatches(), UnclaimedBlocks: c.GetUnclaimedBlocks(),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/server/directory"
 	"github.com/kvtier/kvtier/tier"
 )
 
@@ -169,7 +170,6 @@ const (
 	defaultHTTPListen       = "127.0.0.1:7445"
 	defaultPeerListen       = "127.0.0.1:7441"
 	defaultGossipListen     = "127.0.0.1:7442"
-	defaultMaxClaims        = 16 << 20
 	defaultClaimsGrace      = 10 * time.Minute
 	prefetchShare           = 16 // PrefetchBytes is RAMBytes over this
 	stagingShare            = 8  // staging of one attachment is at most RAMBytes over this
@@ -203,7 +203,7 @@ func (c Config) WithDefaults() Config {
 	orDefault(&c.PrefetchBytes, c.RAMBytes/prefetchShare)
 	orDefault(&c.PeerListen, defaultPeerListen)
 	orDefault(&c.GossipListen, defaultGossipListen)
-	orDefault(&c.MaxClaims, defaultMaxClaims)
+	orDefault(&c.MaxClaims, directory.DefaultMaxClaims)
 	orDefault(&c.ClaimsGrace, defaultClaimsGrace)
 	return c
 }

@@ -138,6 +138,7 @@ var values = []value{
 	{"claims_batches_total", "Batches of claims that were applied.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Batches) }},
 	{"claims_changes_total", "Changes in those batches.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Changes) }},
 	{"claims_refused_batches_total", "Batches of which some claims found no room in the directory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Full) }},
+	{"claims_unclaimed_blocks", "Blocks of this node that others do not know of, because the directory has no room for them.", func(m *Metrics) float64 { return number(m.Cluster.Unclaimed) }},
 	{"claims_gaps_total", "Batches that were refused because others were missing.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Gaps) }},
 	{"claims_compares_total", "Comparisons of claims with the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Compares) }},
 	{"claims_repaired_buckets_total", "Buckets of claims that differed from the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.RepairedBuckets) }},

@@ -28,6 +28,7 @@ func (n *node) clusterStatus() *kvtierv1.ClusterStatus {
 		Cluster: n.cluster.ID(), Name: self.Name, Role: st.Role, Voter: st.Voter, Voters: uint32(st.Voters), Replicas: uint32(st.Replicas),
 		Applied: st.Applied, Behind: st.Behind, Stalled: st.Stalled, MaxClaims: uint64(n.cfg.MaxClaims),
 		PendingClaims: uint64(claims.Pending), RefusedClaimBatches: uint64(claims.Full), PeerAddress: n.cluster.PeerAddress(),
+		UnclaimedBlocks: uint64(n.cluster.Unclaimed()),
 	}
 	if st.HasLeader {
 		out.Leader = st.Leader[:]
@@ -173,7 +174,8 @@ func (n *node) askTiers(ctx context.Context, nodes map[placement.NodeID]*kvtierv
 
 // ClusterMetrics is what a node counts as one of a cluster. Zero: it is alone.
 type ClusterMetrics struct {
-	NodesSeen       int // that answer gossip, this one included
+	Unclaimed       int64 // blocks that the directory has no room for
+	NodesSeen       int   // that answer gossip, this one included
 	Leads           bool
 	DirectoryClaims int64
 	Directory       directory.Status
@@ -188,6 +190,7 @@ func (n *node) clusterMetrics() (m ClusterMetrics) {
 	}
 	m.Directory, m.Claims = n.cluster.Directory().Status(), n.cluster.Claims()
 	m.Pages, m.Port = n.cluster.Pages().Metrics(), n.cluster.Port().Metrics()
+	m.Unclaimed = n.cluster.Unclaimed()
 	m.Leads = m.Directory.HasLeader && m.Directory.Leader == placement.NodeID(n.identity.node)
 	n.cluster.Directory().Read(func(s *directory.State) { m.DirectoryClaims = s.Claims() })
 	for _, x := range n.cluster.Members().View().Nodes {

@@ -25,8 +25,10 @@ type changedBlock struct {
 
 // HeldBlock is what this node holds of a block.
 type HeldBlock struct {
-	ID    paging.BlockID
-	Parts paging.PartSet // in whatever tier; 0: nothing any more
+	ID       paging.BlockID
+	Parts    paging.PartSet // in whatever tier; 0: nothing any more
+	Used     uint32         // last use, Unix seconds
+	Position uint32         // in its chain
 }
 
 // noteChange notes that what the node holds of a block has changed.
@@ -67,7 +69,7 @@ func (h *Hierarchy) Changes(ctx context.Context, out []HeldBlock) (_ []HeldBlock
 		held := HeldBlock{ID: paging.BlockID{Namespace: x.ns.id, Name: x.name}}
 		if id := h.mu.index.find(x.ns.num, &x.name); id != 0 && h.of(h.mu.index.at(id)) == x.ns {
 			b := h.mu.index.at(id)
-			held.Parts = b.ram | b.disk
+			held.Parts, held.Used, held.Position = b.ram|b.disk, b.used, b.position
 		}
 		out = append(out, held)
 	}
@@ -91,7 +93,7 @@ func (h *Hierarchy) HeldBlocks(f func(HeldBlock)) {
 		h.mu.Lock()
 		at = h.mu.index.walk(at, heldStep, func(_ blockID, b *block) {
 			if b.ram|b.disk != 0 && !b.flags.has(dropped) {
-				step = append(step, HeldBlock{ID: paging.BlockID{Namespace: h.of(b).id, Name: b.name}, Parts: b.ram | b.disk})
+				step = append(step, HeldBlock{ID: paging.BlockID{Namespace: h.of(b).id, Name: b.name}, Parts: b.ram | b.disk, Used: b.used, Position: b.position})
 			}
 		})
 		h.mu.Unlock()

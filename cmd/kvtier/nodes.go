@@ -101,6 +101,6 @@ func clusterRows(c *client.ClusterStatus) [][]string {
 		{"name", fmt.Sprintf("%s, peers at %s", c.Name, c.PeerAddress)},
 		{"directory", fmt.Sprintf("%s; this node: %s; %d voters, %d replicas; %d entries applied, %d behind", leader, role, c.Voters, c.Replicas, c.Applied, c.Behind)},
 		{"nodes", fmt.Sprintf("%d, of which %d answer and %d are left out of reads", c.Nodes, c.NodesSeen, c.PeersOut)},
-		{"claims", fmt.Sprintf("%d of %d; %d changes of this node wait, %d of its batches found no room", c.Claims, c.MaxClaims, c.PendingClaims, c.RefusedClaimBatches)},
+		{"claims", fmt.Sprintf("%d of %d; of this node %d changes wait and %d blocks have no room", c.Claims, c.MaxClaims, c.PendingClaims, c.UnclaimedBlocks)},
 	}
 }

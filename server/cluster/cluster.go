@@ -102,6 +102,9 @@ type Node struct {
 	loops  sync.WaitGroup
 	doubts chan paging.PageID
 	names  announcer
+
+	coldest   atomic.Uint64 // warmth below which blocks are not claimed
+	unclaimed atomic.Int64
 }
 
 // Answer answers a call of another node.

@@ -62,6 +62,9 @@ type Config struct {
 	openStores func(dir string) (*stores, error) // for tests
 }
 
+// DefaultMaxClaims is the claim budget where none is configured: about 800 MiB.
+const DefaultMaxClaims = 16 << 20
+
 func (c Config) withDefaults() (Config, error) {
 	var problems []error
 	if c.ID == (placement.NodeID{}) {
@@ -80,7 +83,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("directory: %w: %w", paging.ErrInvalid, errors.Join(problems...))
 	}
 	if c.MaxClaims == 0 {
-		c.MaxClaims = 16 << 20
+		c.MaxClaims = DefaultMaxClaims
 	}
 	if c.Heartbeat == 0 {
 		c.Heartbeat = 250 * time.Millisecond

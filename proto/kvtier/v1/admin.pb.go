@@ -365,15 +365,17 @@ type ClusterStatus struct {
 	MaxClaims uint64 `protobuf:"varint,14,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
 	// Changes of this node that are not claimed yet.
 	PendingClaims uint64 `protobuf:"varint,15,opt,name=pending_claims,json=pendingClaims,proto3" json:"pending_claims,omitempty"`
-	// Batches of this node of which some claims found no room: coldest blocks that
-	// other nodes do not know of.
+	// Batches of this node of which some claims found no room.
 	RefusedClaimBatches uint64 `protobuf:"varint,16,opt,name=refused_claim_batches,json=refusedClaimBatches,proto3" json:"refused_claim_batches,omitempty"`
 	// Address of this node's peer port.
 	PeerAddress string `protobuf:"bytes,17,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	// Nodes that are left out of reads because they failed lately.
-	PeersOut      uint32 `protobuf:"varint,18,opt,name=peers_out,json=peersOut,proto3" json:"peers_out,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PeersOut uint32 `protobuf:"varint,18,opt,name=peers_out,json=peersOut,proto3" json:"peers_out,omitempty"`
+	// Blocks of this node that others do not know of, because the directory has no room
+	// for them: its coldest.
+	UnclaimedBlocks uint64 `protobuf:"varint,19,opt,name=unclaimed_blocks,json=unclaimedBlocks,proto3" json:"unclaimed_blocks,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ClusterStatus) Reset() {
@@ -528,6 +530,13 @@ func (x *ClusterStatus) GetPeerAddress() string {
 func (x *ClusterStatus) GetPeersOut() uint32 {
 	if x != nil {
 		return x.PeersOut
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetUnclaimedBlocks() uint64 {
+	if x != nil {
+		return x.UnclaimedBlocks
 	}
 	return 0
 }
@@ -2275,7 +2284,7 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\acluster\x18\x0f \x01(\v2\x18.kvtier.v1.ClusterStatusR\acluster\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x86\x04\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb1\x04\n" +
 	"\rClusterStatus\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2297,7 +2306,8 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\x0epending_claims\x18\x0f \x01(\x04R\rpendingClaims\x122\n" +
 	"\x15refused_claim_batches\x18\x10 \x01(\x04R\x13refusedClaimBatches\x12!\n" +
 	"\fpeer_address\x18\x11 \x01(\tR\vpeerAddress\x12\x1b\n" +
-	"\tpeers_out\x18\x12 \x01(\rR\bpeersOut\"O\n" +
+	"\tpeers_out\x18\x12 \x01(\rR\bpeersOut\x12)\n" +
+	"\x10unclaimed_blocks\x18\x13 \x01(\x04R\x0funclaimedBlocks\"O\n" +
 	"\vConfigValue\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
