@@ -12,10 +12,13 @@ LINTER  := $(GO) tool -modfile=.ci/lint/go.mod golangci-lint
 SEED    ?= 0
 ROUNDS  ?= 200
 
-.PHONY: build demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
+.PHONY: build static demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
 
-build: ## bin/kvtier, one static binary
+build: ## bin/kvtier, one binary: finds a CUDA driver at run time, so it needs glibc's loader (docs/adr/0013)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier ./cmd/kvtier
+
+static: ## bin/kvtier-static, without CUDA and without a loader
+	CGO_ENABLED=0 $(GO) build -tags nocuda -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier-static ./cmd/kvtier
 
 demo: build ## the main job on this machine, nothing else needed
 	bin/kvtier demo

@@ -39,7 +39,7 @@ var importMap = map[string][]string{
 	"tier/arena":             {"tier", "paging", "paging/check", "paging/check/sabotage", "paging/shm"},
 	"tier/ram":               {"tier", "tier/arena", "paging", "paging/check", "paging/check/sabotage", "paging/shm"},
 	"tier/nvme":              {"tier", "paging", "paging/check", "paging/check/sabotage"},
-	"tier/hbm":               {"tier", "tier/arena", "paging", "paging/check", "paging/shm", "gpu"},
+	"tier/hbm":               {"tier", "tier/arena", "paging", "paging/check", "paging/check/sabotage", "paging/shm", "gpu"},
 	"tier/tiertest":          {"tier", "paging"},
 	"client":                 {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
 	"server/placement":       {"paging"},

@@ -13,7 +13,17 @@ import (
 // The zero value is ready. Content is immutable and safe for concurrent use.
 type Content struct {
 	Seed uint64
+	// KV makes every pair of bytes a bf16 number between 1/2 and 1 in size: keys and
+	// values that attention can be computed over.
+	KV bool
 }
+
+// Bits of four bf16 numbers: what stays random (sign and mantissa), and the
+// exponent of numbers between 1/2 and 1.
+const (
+	kvRandom   = 0x807f807f807f807f
+	kvExponent = 0x3f003f003f003f00
+)
 
 // Multipliers of the word mixer: odd, with well spread bits (splitmix64).
 const (
@@ -60,6 +70,10 @@ func (c Content) start(id paging.PageID) (state, mask uint64) {
 func (c Content) Fill(dst []byte, id paging.PageID) {
 	state, mask := c.start(id)
 	mask ^= uint64(len(dst))
+	if c.KV {
+		fillKV(dst, state, mask)
+		return
+	}
 	for len(dst) >= 32 {
 		b := dst[:32:32]
 		binary.LittleEndian.PutUint64(b[0:8], word(state, mask))
@@ -81,6 +95,9 @@ func (c Content) Fill(dst []byte, id paging.PageID) {
 func (c Content) Check(src []byte, id paging.PageID) int {
 	state, mask := c.start(id)
 	mask ^= uint64(len(src))
+	if c.KV {
+		return checkKV(src, state, mask)
+	}
 	rest := src
 	for len(rest) >= 32 {
 		b := rest[:32:32]
@@ -102,6 +119,26 @@ func (c Content) Check(src []byte, id paging.PageID) int {
 			return at
 		}
 		rest = rest[n:]
+	}
+	return -1
+}
+
+func kvWord(state, mask uint64) uint64 { return word(state, mask)&kvRandom | kvExponent }
+
+func fillKV(dst []byte, state, mask uint64) {
+	for ; len(dst) >= 8; state += mixStep {
+		binary.LittleEndian.PutUint64(dst, kvWord(state, mask))
+		dst = dst[8:]
+	}
+	clear(dst)
+}
+
+func checkKV(src []byte, state, mask uint64) int {
+	for at := 0; at+8 <= len(src); at += 8 {
+		if binary.LittleEndian.Uint64(src[at:]) != kvWord(state, mask) {
+			return at
+		}
+		state += mixStep
 	}
 	return -1
 }

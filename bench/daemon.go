@@ -29,6 +29,8 @@ type NodeConfig struct {
 	Dir string
 	// RAM and NVMe are the budgets of the tiers in bytes. NVMe 0: no disk.
 	RAM, NVMe int64
+	// HBM is the budget of the tier on a host device. 0: none.
+	HBM int64
 	// Args are further arguments of serve.
 	Args []string
 	// Env is added to the environment, from which other KVTIER_ variables are
@@ -85,10 +87,14 @@ func StartDaemon(ctx context.Context, cfg NodeConfig) (*Daemon, error) {
 
 func (d *Daemon) args() []string {
 	dir := d.cfg.Dir
-	return append([]string{
+	args := []string{
 		"serve", "--dir", filepath.Join(dir, "data"), "--socket", SocketIn(dir),
 		"--ram", strconv.FormatInt(d.cfg.RAM, 10), "--nvme", strconv.FormatInt(d.cfg.NVMe, 10),
-	}, d.cfg.Args...)
+	}
+	if d.cfg.HBM > 0 {
+		args = append(args, "--hbm", strconv.FormatInt(d.cfg.HBM, 10), "--device", "host")
+	}
+	return append(args, d.cfg.Args...)
 }
 
 // SocketIn is the path of the socket of a node that was started in dir.

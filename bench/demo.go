@@ -8,6 +8,8 @@ import "context"
 const (
 	demoRAM        = 64 << 20
 	demoNVMe       = 1 << 30
+	demoHBM        = 64 << 20
+	demoDecodes    = 48 // requests that are decoded with attention
 	demoBlockBytes = 64 << 10
 	// DefaultBlockTokens is the block of the public traces.
 	DefaultBlockTokens = 512
@@ -21,11 +23,11 @@ func Demo(ctx context.Context, node NodeConfig, tempDir string, progress Progres
 		return nil, err
 	}
 	if node.RAM == 0 {
-		node.RAM, node.NVMe = demoRAM, demoNVMe
+		node.RAM, node.NVMe, node.HBM = demoRAM, demoNVMe, demoHBM
 	}
 	rep, err := Replay(ctx, ReplayConfig{
 		Trace: trace, BlockBytes: demoBlockBytes, BlockTokens: DefaultBlockTokens, Clients: 1,
-		KillAt: []float64{0.5}, DurableEvery: 8, Seed: 1, Node: node, TempDir: tempDir, Progress: progress,
+		KillAt: []float64{0.5}, DurableEvery: 8, Decodes: demoDecodes, Seed: 1, Node: node, TempDir: tempDir, Progress: progress,
 	})
 	if err != nil {
 		return nil, err

@@ -31,8 +31,10 @@ type engine struct {
 	content Content
 	ledger  *ledger
 	tally   *tally
-	parts   int  // parts of the layout: every block has a page of each
-	private bool // pages come in a stream, not in place
+	parts   int         // parts of the layout: every block has a page of each
+	private bool        // pages come in a stream, not in place
+	wanted  client.Tier // that pages are fetched to
+	decoder *decoder    // nil: nothing is decoded
 }
 
 func (e *engine) page(name paging.BlockName, part int) paging.PageID {
@@ -45,6 +47,7 @@ type chain struct {
 	tokens      int64 // of the request
 	blockTokens int64
 	durable     bool // commit as durable
+	decode      bool // attend to what was fetched
 }
 
 // serve does one request and reports what went wrong, if anything did. Hits
@@ -72,6 +75,11 @@ func (e *engine) serve(ctx context.Context, c *chain) error {
 	for _, t := range lease.Tiers[:hits] {
 		e.tally.hitTier[t].Add(1)
 	}
+	if c.decode && e.decoder != nil {
+		if err := e.decodeLease(ctx, lease, c.names[:hits]); err != nil {
+			return err
+		}
+	}
 	if err := e.store(ctx, c, hits); err != nil {
 		return err
 	}
@@ -85,7 +93,7 @@ func (e *engine) serve(ctx context.Context, c *chain) error {
 
 func (e *engine) fetch(ctx context.Context, names []paging.BlockName) (*client.Lease, error) {
 	start := time.Now()
-	lease, err := e.client.Fetch(ctx, client.FetchRequest{Namespace: e.ns, Names: names, Timeout: fetchTime})
+	lease, err := e.client.Fetch(ctx, client.FetchRequest{Namespace: e.ns, Names: names, Wanted: e.wanted, Timeout: fetchTime})
 	if err != nil {
 		return nil, err
 	}

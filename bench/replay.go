@@ -32,6 +32,9 @@ type ReplayConfig struct {
 	// DamageFlips is how many bits are flipped in the segment files, at random
 	// places, while the daemon is down.
 	DamageFlips int
+	// Decodes is about how many of the requests run attention over the pages that
+	// they fetched, in place; their blocks must have decodePageBytes bytes. 0: none.
+	Decodes int
 	// DurableEvery makes each n-th request commit as durable. 0: none.
 	DurableEvery int
 	// Seed of contents and damage.
@@ -104,8 +107,16 @@ func (r *replay) openEngines(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("client %d: %w", i, err)
 		}
-		e := &engine{client: c, content: Content{Seed: r.cfg.Seed}, ledger: r.ledger, tally: &r.tally, parts: 1, private: r.cfg.Stream}
+		e := &engine{client: c, content: Content{Seed: r.cfg.Seed, KV: r.cfg.Decodes > 0}, ledger: r.ledger, tally: &r.tally, parts: 1, private: r.cfg.Stream}
 		r.engines = append(r.engines, e)
+		if r.cfg.Node.HBM > 0 && !r.cfg.Stream {
+			e.wanted = client.TierHBM
+		}
+		if r.cfg.Decodes > 0 {
+			if e.decoder, err = newDecoder(r.cfg.Seed + uint64(i)); err != nil {
+				return err
+			}
+		}
 		e.ns, err = c.RegisterNamespace(ctx, r.namespace())
 		if err != nil {
 			return err
@@ -121,7 +132,7 @@ func (r *replay) namespace() paging.Namespace {
 func (r *replay) clientConfig(i int) client.Config {
 	// Together the clients take an eighth of RAM to write into, as one may at most.
 	staging := min(stagingMost, r.cfg.Node.RAM/8/int64(r.cfg.Clients))
-	cfg := client.Config{StallTimeout: stallTime, Engine: fmt.Sprintf("bench-%d", i), StagingBytes: staging}
+	cfg := client.Config{StallTimeout: stallTime, Engine: fmt.Sprintf("bench-%d", i), StagingBytes: staging, DevicePool: r.cfg.Node.HBM > 0}
 	if r.cfg.Stream {
 		cfg.Address = r.node.daemon.Ready("listen")
 	} else {
@@ -133,6 +144,9 @@ func (r *replay) clientConfig(i int) client.Config {
 func (r *replay) closeEngines() {
 	for _, e := range r.engines {
 		e.client.Close() //nolint:errcheck // the workload is over
+		if e.decoder != nil {
+			e.decoder.close() //nolint:errcheck // as above
+		}
 	}
 }
 
@@ -217,6 +231,7 @@ func (r *replay) chain(i int) *chain {
 	req := &r.cfg.Trace.Requests[i]
 	c := &chain{tokens: req.InputTokens, blockTokens: int64(r.cfg.BlockTokens)}
 	c.durable = r.cfg.DurableEvery > 0 && i%r.cfg.DurableEvery == 0
+	c.decode = r.cfg.Decodes > 0 && i%max(1, r.requests()/r.cfg.Decodes) == 0
 	for _, id := range req.Blocks {
 		c.names = append(c.names, TraceBlock(id))
 	}
@@ -311,6 +326,7 @@ func (r *replay) report(took time.Duration) *ReplayReport {
 			InPlace: t.inPlace.Load(), Staged: t.staged.Load(), StreamRead: t.read.Load(), StreamSent: t.written.Load(),
 			NVMeRead: r.loaded,
 		},
+		DecodedRequests: t.decoded.Load(), WrongDecodes: t.wrongDecodes.Load(), DecodeRelErr: t.relErr,
 		FirstErrors: t.errors(),
 	}
 	return rep

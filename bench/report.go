@@ -127,6 +127,9 @@ type ReplayReport struct {
 	FetchUS             Quantiles   `json:"fetch_us"`            // lookup of the prefix to lease
 	CommitUS            Quantiles   `json:"commit_us"`           // per round
 	BytesByPath         BytesByPath `json:"bytes_by_path"`
+	DecodedRequests     int64       `json:"decoded_requests"`       // attention over fetched pages, in place
+	WrongDecodes        int64       `json:"wrong_decodes"`          // of these, further from float64 than the tolerance; wrong_pages counts them too
+	DecodeRelErr        float64     `json:"decode_relerr"`          // the worst of them
 	FirstErrors         []string    `json:"first_errors,omitempty"` // at most maxErrors
 }
 
@@ -136,6 +139,7 @@ func (r *ReplayReport) Rows() []Row {
 		{"requests", fmt.Sprint(r.Requests), fmt.Sprintf("%d served, %d while the node was down, %d failed", r.ServedRequests, r.UnavailableRequests, r.FailedRequests)},
 		{"hit rate, blocks", rate4(r.Hit), fmt.Sprintf("of at most %s with any cache (%d of %d blocks)", rate4(r.BestHit), r.HitBlocks, r.Blocks)},
 		{"hit rate, tokens", rate4(r.TokenHit), fmt.Sprintf("of at most %s", rate4(r.BestTokenHit))},
+		{"  hits from HBM", fmt.Sprint(r.HitByTier.HBM), share(r.HitByTier.HBM, r.HitBlocks)},
 		{"  hits from RAM", fmt.Sprint(r.HitByTier.RAM), share(r.HitByTier.RAM, r.HitBlocks)},
 		{"  hits from NVMe", fmt.Sprint(r.HitByTier.NVMe), share(r.HitByTier.NVMe, r.HitBlocks)},
 		{"stored", fmt.Sprint(r.CommittedBlocks), fmt.Sprintf("%d blocks found no room", r.RefusedBlocks)},
@@ -153,6 +157,9 @@ func (r *ReplayReport) Rows() []Row {
 		Row{"phantom blocks", fmt.Sprint(r.PhantomBlocks), "must be 0"},
 		Row{"corrupt pages", fmt.Sprint(r.CorruptPages), "found by the node, served as misses"},
 	)
+	if r.DecodedRequests > 0 {
+		rows = append(rows, Row{"attention in place", fmt.Sprintf("%d requests", r.DecodedRequests), fmt.Sprintf("%d wrong; relative error at most %.1g against float64", r.WrongDecodes, r.DecodeRelErr)})
+	}
 	if r.FlippedBits > 0 {
 		rows = append(rows, Row{"bits flipped on disk", fmt.Sprint(r.FlippedBits), "on purpose, while the node was down"})
 	}

@@ -26,6 +26,8 @@ func reports() map[string]Report {
 		"index":     &IndexReport{},
 		"crash":     &CrashReport{FirstErrors: []string{"x"}},
 		"directory": &DirectoryReport{},
+		"attention": &AttentionReport{},
+		"device":    &DeviceReport{Copies: []DeviceCopies{{PageBytes: 4096}}},
 	}
 }
 
@@ -88,9 +90,11 @@ func TestPromisedKeys(t *testing.T) {
 		"local":  "fetch64_us empty_call_us ratio unary_ratio release_us bytes_copied redis_get64_us",
 		"nvme": "write_bytes_per_s read_bytes_per_s raw_write_bytes_per_s raw_read_bytes_per_s write_ratio read_ratio " +
 			"write_amplification space_amplification read_under_write_us",
-		"commit": "commit_bytes_per_s memcpy_checksum_bytes_per_s ratio",
-		"index":  "pages bytes_per_page load_s",
-		"demo":   "requests wrong_pages failed_requests unavailable_requests hit_by_tier token_hit recovered_pages fetch_us seconds",
+		"commit":    "commit_bytes_per_s memcpy_checksum_bytes_per_s ratio",
+		"index":     "pages bytes_per_page load_s",
+		"attention": "bf16 fp16 fp32",
+		"device":    "driver device copies",
+		"demo":      "requests wrong_pages failed_requests unavailable_requests hit_by_tier token_hit recovered_pages fetch_us seconds decoded_requests wrong_decodes decode_relerr",
 	}
 	all := reports()
 	for name, list := range promised {

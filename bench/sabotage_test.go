@@ -44,6 +44,8 @@ func TestSabotageIsFound(t *testing.T) {
 		{"skip-verify", "skip-verify", smallArgs + " --kill-at 0.5 --durable-every 1 --damage 400", func(r *ReplayReport) int64 { return r.WrongPages }},
 		{"neighbour-page", "neighbour-page", smallArgs, func(r *ReplayReport) int64 { return r.WrongPages }},
 		{"neighbour-page in the demo", "neighbour-page", "demo -o json", func(r *ReplayReport) int64 { return r.WrongPages }},
+		{"wrong-block-table", "wrong-block-table", "demo -o json", func(r *ReplayReport) int64 { return r.WrongDecodes }},
+		{"skip-device-copy", "skip-device-copy", "demo -o json", func(r *ReplayReport) int64 { return r.WrongPages }},
 		{"reuse-leased-slot", "reuse-leased-slot", "bench replay -o json --block-bytes 4KiB --ram 2MiB --nvme 64MiB --clients 4",
 			func(r *ReplayReport) int64 { return r.WrongPages + r.LostPages }},
 	} {

@@ -19,9 +19,20 @@ type tally struct {
 	committed, durable, refused    atomic.Int64
 	inPlace, staged, read, written atomic.Int64 // bytes
 	fetch, commit                  Latency
+	decoded, wrongDecodes          atomic.Int64 // requests decoded with attention in place
 
-	mu    sync.Mutex
-	first []string
+	mu     sync.Mutex
+	first  []string
+	relErr float64 // the worst of the decodes
+}
+
+// worst keeps the greatest error of a decode; NaN counts as more than any.
+func (t *tally) worst(rel float64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !(rel <= t.relErr) {
+		t.relErr = rel
+	}
 }
 
 // note keeps the text of an error, if there is room.

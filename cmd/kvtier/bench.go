@@ -43,6 +43,7 @@ bytes/s, ratios and hit rates fractions, *_us quantiles in microseconds.`,
 	node := func() bench.NodeConfig { return bench.NodeConfig{Program: *program} }
 	for _, w := range []workload{
 		policyWorkload(), replayWorkload(node, dir), localWorkload(node, dir), commitWorkload(node, dir),
+		attentionWorkload(), deviceWorkload(),
 		nvmeWorkload(dir), indexWorkload(dir), crashWorkload(node, dir), directoryWorkload(program, dir),
 	} {
 		sub := &cobra.Command{Use: w.use, Short: w.short, Long: w.long, Args: noArgs}
@@ -94,7 +95,7 @@ const traceUsage = "`file` with one JSON request a line (.gz: compressed), or " 
 func replayWorkload(node func() bench.NodeConfig, dir *string) workload {
 	var cfg bench.ReplayConfig
 	var trace string
-	blockBytes, ram, nvme := server.Size(64<<10), server.Size(256<<20), server.Size(4<<30)
+	blockBytes, hbm, ram, nvme := server.Size(64<<10), server.Size(0), server.Size(256<<20), server.Size(4<<30)
 	var given *pflag.FlagSet
 	var sim simulation
 	return workload{
@@ -114,6 +115,7 @@ With --simulate no node is started: the eviction policies of --nodes nodes of
 			flags.IntVar(&cfg.Requests, "requests", 0, "play only so many; 0: all")
 			flags.Var(&blockBytes, "block-bytes", "page of one block")
 			flags.IntVar(&cfg.BlockTokens, "block-tokens", bench.DefaultBlockTokens, "tokens of a block")
+			flags.Var(&hbm, "hbm", "budget of the HBM tier on a host device, which all pages are fetched to; 0: none")
 			flags.Var(&ram, "ram", "budget of the RAM tier")
 			flags.Var(&nvme, "nvme", "budget of the NVMe tier; 0: none; with --full the default is 16GiB")
 			flags.IntVar(&cfg.Clients, "clients", 1, "requests at a time")
@@ -148,7 +150,7 @@ With --simulate no node is started: the eviction policies of --nodes nodes of
 				return sim.run(&cfg)
 			}
 			cfg.BlockBytes, cfg.Node, cfg.TempDir, cfg.Progress = int64(blockBytes), node(), *dir, update
-			cfg.Node.RAM, cfg.Node.NVMe = int64(ram), int64(nvme)
+			cfg.Node.HBM, cfg.Node.RAM, cfg.Node.NVMe = int64(hbm), int64(ram), int64(nvme)
 			return bench.Replay(ctx, cfg)
 		},
 	}

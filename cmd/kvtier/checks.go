@@ -62,6 +62,10 @@ func checks() []check {
 		{"disk space", true, checkDiskSpace},
 		{"direct I/O", false, checkDirect},
 		{"disk speed", false, checkDiskSpeed},
+		{"CUDA driver", false, checkCUDADriver},
+		{"CUDA devices", false, checkCUDADevices},
+		{"GPU sharing", false, checkSharing},
+		{"peer access", false, checkPeers},
 	}
 }
 
@@ -101,7 +105,7 @@ func checkKernel(_ context.Context, h *host, _ *nodeConfig) finding {
 const overheadBytes = 256 << 20
 
 func checkMemory(_ context.Context, h *host, c *nodeConfig) finding {
-	need := int64(c.RAMBytes) + overheadBytes
+	need := int64(c.RAMBytes) + hostDeviceBytes(h, c) + overheadBytes
 	room, err := h.meminfo("MemAvailable")
 	if err != nil {
 		return warn("mount /proc", "free memory is unknown: %v", err)
@@ -111,7 +115,7 @@ func checkMemory(_ context.Context, h *host, c *nodeConfig) finding {
 		room, where = left, fmt.Sprintf("%s leaves %s", at, bench.FormatBytes(left))
 	}
 	if c.HugePages && reservedBytes(h) >= int64(c.RAMBytes) {
-		need = overheadBytes // the arena comes out of the reserved pages
+		need -= int64(c.RAMBytes) // the arena comes out of the reserved pages
 	}
 	if room < need {
 		fits := max(room-overheadBytes, 0) >> 20 << 20

@@ -9,6 +9,9 @@ import (
 	"testing/fstest"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/gpu"
+	"github.com/kvtier/kvtier/gpu/cuda"
 )
 
 // goodHost is a machine on which every check is content.
@@ -30,7 +33,16 @@ func goodHost() *host {
 		direct:    func(string) error { return nil },
 		diskSpeed: func(context.Context, string) (float64, float64, error) { return 2e9, 1.2e9, nil },
 		seals:     func() error { return nil },
+		probe:     func() (cuda.Report, error) { return twoGPUs(), nil },
 	}
+}
+
+// twoGPUs is a machine with two devices that reach each other.
+func twoGPUs() cuda.Report {
+	d := cuda.DeviceReport{Name: "GPU", TotalBytes: 80 << 30, Compute: "9.0", VMM: true, PosixFD: true, Peers: []bool{true, true}}
+	r := cuda.Report{DriverVersion: 12080, BatchCopies: true, Devices: []cuda.DeviceReport{d, d}}
+	r.Devices[1].Ordinal = 1
+	return r
 }
 
 func goodConfig() *nodeConfig {
@@ -57,6 +69,33 @@ func TestDoctorFinds(t *testing.T) {
 		found   string
 		mend    string
 	}{
+		{"no driver", func(h *host, c *nodeConfig) {
+			h.probe = func() (cuda.Report, error) { return cuda.Report{}, gpu.ErrNoDevice }
+			c.HBMBytes, c.Device = 1<<30, "cuda:0"
+		}, "CUDA driver", verdictFail, "no CUDA driver", "set device to host"},
+		{"no driver and none wanted", func(h *host, _ *nodeConfig) {
+			h.probe = func() (cuda.Report, error) { return cuda.Report{}, gpu.ErrNoDevice }
+		}, "CUDA driver", verdictOK, "the host device serves", "if this machine has a GPU"},
+		{"old driver", func(h *host, c *nodeConfig) {
+			h.probe = func() (cuda.Report, error) {
+				return cuda.Report{DriverVersion: 11040, Missing: []string{"cuMemCreate"}}, gpu.ErrDriver
+			}
+			c.HBMBytes, c.Device = 1<<30, "cuda:0"
+		}, "CUDA driver", verdictFail, "CUDA 11.4, which lacks cuMemCreate", "520"},
+		{"no such device", func(_ *host, c *nodeConfig) { c.HBMBytes, c.Device = 1<<30, "cuda:2" }, "CUDA devices", verdictFail, "cuda:1 GPU", "cuda:0 to cuda:1"},
+		{"small device", func(_ *host, c *nodeConfig) { c.HBMBytes, c.Device = 90<<30, "cuda:0" }, "CUDA devices", verdictFail, "hbm is 90 GiB", "lower hbm"},
+		{"no export", func(h *host, c *nodeConfig) {
+			h.probe = func() (cuda.Report, error) { r := twoGPUs(); r.Devices[0].PosixFD = false; return r, nil }
+			c.HBMBytes, c.Device = 1<<30, "cuda:0"
+		}, "CUDA devices", verdictFail, "cannot export memory", "set device to host"},
+		{"MIG", func(h *host, _ *nodeConfig) {
+			files(h, "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", "")
+		}, "GPU sharing", verdictWarn, "MIG is on: 1 instances", "CUDA_VISIBLE_DEVICES"},
+		{"MPS", func(h *host, _ *nodeConfig) { files(h, "tmp/nvidia-mps/control", "") }, "GPU sharing", verdictWarn, "MPS", "same MPS server"},
+		{"no peers", func(h *host, _ *nodeConfig) {
+			h.probe = func() (cuda.Report, error) { r := twoGPUs(); r.Devices[0].Peers = []bool{true, false}; return r, nil }
+		}, "peer access", verdictWarn, "cuda:0 to cuda:1", "nvidia-smi topo"},
+		{"a host device in memory", func(h *host, c *nodeConfig) { c.HBMBytes, c.Device = 30<<30, "host" }, "memory", verdictFail, "need", "lower"},
 		{"old kernel", func(h *host, _ *nodeConfig) { h.kernel = func() (string, error) { return "4.19.0", nil } },
 			"kernel", verdictFail, "4.19.0 cannot seal", "Linux 5.1"},
 		{"no seals", func(h *host, _ *nodeConfig) { h.seals = func() error { return unix.EPERM } },

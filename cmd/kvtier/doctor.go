@@ -13,7 +13,7 @@ func newDoctor(out *output) *cobra.Command {
 		Short: "Tell what on this machine would hold a node back, and how to mend it",
 		Long: `doctor looks at the machine with the configuration that serve would use (same
 flags, environment and file): memory and cgroup limits, huge pages, locked
-memory, open files, directories, disk space and speed, O_DIRECT, kernel seals.
+memory, open files, directories, disk space and speed, O_DIRECT, kernel seals, GPUs.
 Each check says ok, warn (works, but slower or with less room) or fail, and how
 to mend it. It exits 1 if a check failed.`,
 		Args: noArgs,

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/gpu/cuda"
 )
 
 // host is what the checks read of the machine. Tests replace any of it.
@@ -26,6 +28,7 @@ type host struct {
 	direct    func(dir string) error                                                 // tries O_DIRECT there
 	diskSpeed func(ctx context.Context, dir string) (write, read float64, err error) // bytes/s
 	seals     func() error                                                           // tries a sealed memfd
+	probe     func() (cuda.Report, error)                                            // looks for CUDA devices
 }
 
 // dirInfo is a directory, or the nearest parent that exists.
@@ -51,7 +54,7 @@ func thisHost() *host {
 			err := unix.Uname(&u)
 			return unix.ByteSliceToString(u.Release[:]), err
 		},
-		statDir: statDir, direct: tryDirect, diskSpeed: measureDisk, seals: trySeals,
+		statDir: statDir, direct: tryDirect, diskSpeed: measureDisk, seals: trySeals, probe: probe,
 	}
 }
 

@@ -8,6 +8,8 @@
 //   - neighbour-page: a load answers with the bytes of the slot beside it
 //   - publish-first: the commit record is made durable before the bytes
 //   - reuse-leased-slot: a slot is reused while a lease holds it
+//   - skip-device-copy: pages are not copied to the device, nor their sums compared
+//   - wrong-block-table: the demo's attention reads a page in the place of another
 //   - skip-receive-verify: checksums of pages from other nodes are not compared
 //   - drop-claim-releases: the directory keeps claims that their owner gave up
 //   - apply-older-sequences: a claim batch that was applied is applied again
