@@ -90,6 +90,7 @@ local NVMe, and hands them to engines on the same machine without copying.
 		newExplain(out),
 		newDoctor(out),
 		newCert(out),
+		newSnapshot(out),
 		newDemo(out, stderr),
 		newBench(out, stderr),
 	)

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -58,6 +60,10 @@ func TestExitCodes(t *testing.T) {
 		{"bench replay --simulate --nodes 0", exitUsage, "--nodes"},
 		{"bench replay --simulate --route nearest", exitUsage, "want one of random"},
 		{"bench replay --simulate --policy lfru", exitUsage, "want one of"},
+		{"snapshot inspect ../../server/directory/testdata/v1/snapshot", exitOK, "draining"},
+		{"snapshot inspect ../../server/directory/testdata/v1/snapshot -o json", exitOK, `"whole": true`},
+		{"snapshot inspect /absent", exitUsage, "/absent"},
+		{"snapshot inspect", exitUsage, "wants one argument"},
 		{"bench replay --damage 3", exitUsage, "--kill-at"},
 		{"bench crash --rounds 0", exitUsage, "at least 1"},
 		{"bench commit --page-bytes 1GiB", exitUsage, "--page-bytes"},
@@ -113,7 +119,7 @@ func TestPolicyEqualsTheKnownRates(t *testing.T) {
 
 func TestEveryVerbHasHelp(t *testing.T) {
 	for _, args := range []string{"serve", "status", "tiers", "blocks", "blocks list", "blocks inspect", "doctor", "demo", "bench",
-		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash", "bench directory", "cert", "cert ca", "cert issue", "cert gossip-key"} {
+		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash", "bench directory", "cert", "cert ca", "cert issue", "cert gossip-key", "snapshot", "snapshot inspect"} {
 		code, stdout, _ := kvtier(t, append(strings.Fields(args), "--help")...)
 		if code != exitOK || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "--output") {
 			t.Errorf("kvtier %s --help: exit %d\n%s", args, code, stdout)
@@ -144,5 +150,21 @@ func TestServerNameComesFromTheAddress(t *testing.T) {
 	t.Setenv("KVTIER_ADDRESS", "node1")
 	if _, err := (&target{tls: true}).config(); err == nil {
 		t.Error("an address without a port was accepted")
+	}
+}
+
+// A damaged snapshot is shown as far as it goes, and fails.
+func TestDamagedSnapshot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "snapshot")
+	b, err := os.ReadFile("../../server/directory/testdata/v1/snapshot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, b[:len(b)-4], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := kvtier(t, "snapshot", "inspect", file)
+	if code != exitFailed || !strings.Contains(stdout, "DAMAGED") || !strings.Contains(stderr, "corrupt") {
+		t.Errorf("exit %d\n%s%s", code, stdout, stderr)
 	}
 }

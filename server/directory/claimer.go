@@ -64,11 +64,13 @@ type Claimer struct {
 	// Owned by the loop.
 	joined   bool
 	sequence uint64
+	gapped   bool // the directory has not what was sent last: its sequence is to be set
 	compared time.Time
 
 	mu      sync.Mutex
 	pending map[placement.BlockKey]paging.PartSet
 	compare bool // digests are to be compared
+	doubt   bool // the directory may hold an older record of this node
 	metrics ClaimerMetrics
 }
 
@@ -102,12 +104,15 @@ func NewClaimer(cfg ClaimerConfig) (*Claimer, error) {
 	}
 	c := &Claimer{cfg: cfg, self: self, wake: make(chan struct{}, 1), pending: map[placement.BlockKey]paging.PartSet{}, compare: true}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	replaced := c.replaced
+	cfg.Directory.replaced.Store(&replaced)
 	c.loop.Go(c.run) // owner: Claimer; exits at Close
 	return c, nil
 }
 
 // Close stops claiming; what waits is not sent. Idempotent.
 func (c *Claimer) Close() {
+	c.cfg.Directory.replaced.Store(nil)
 	c.cancel()
 	c.loop.Wait()
 }
@@ -132,6 +137,29 @@ func (c *Claimer) Suspect() {
 	c.compare = true
 	c.mu.Unlock()
 	c.signal()
+}
+
+// replaced says that the directory's state is another, perhaps an older one that
+// somebody restored.
+func (c *Claimer) replaced() {
+	c.mu.Lock()
+	c.compare, c.doubt = true, true
+	c.mu.Unlock()
+	c.signal()
+}
+
+// dispel finds out, where there is a doubt, whether the directory still knows what
+// this start of the node sent: an empty batch that it takes says so. One that is
+// not the next, or of a start that it does not know, shows an older record.
+func (c *Claimer) dispel() error {
+	c.mu.Lock()
+	doubt := c.doubt
+	c.doubt = false
+	c.mu.Unlock()
+	if !doubt || !c.joined {
+		return nil
+	}
+	return c.send(nil, 0)
 }
 
 // Metrics counts what happened.
@@ -167,6 +195,9 @@ func (c *Claimer) run() {
 
 // round brings the directory nearer to the inventory until nothing waits.
 func (c *Claimer) round() error {
+	if err := c.dispel(); err != nil {
+		return err
+	}
 	if !c.joined {
 		if err := c.join(); err != nil {
 			return err
@@ -202,7 +233,7 @@ func (c *Claimer) join() error {
 		return fmt.Errorf("node %s in incarnation %d is refused by the directory (%v): another process has its identity, or its data directory is older than the cluster's record: %w",
 			c.self.Short(), c.cfg.Self.GetIncarnation(), r, paging.ErrDenied)
 	}
-	c.joined, c.sequence = true, 0
+	c.joined, c.sequence, c.gapped = true, 0, false
 	c.Suspect()
 	c.compared = time.Time{}
 	return nil
@@ -269,6 +300,7 @@ func (c *Claimer) sent(r Result, n int) error {
 		return nil
 	case Gap:
 		c.count(func(m *ClaimerMetrics) { m.Gaps++ })
+		c.gapped = true
 		c.Suspect() // what was in the batch is in the inventory: comparing finds it
 		c.compared = time.Time{}
 		return nil
@@ -315,7 +347,7 @@ func (c *Claimer) reconcile() error {
 			differ = append(differ, i)
 		}
 	}
-	for len(differ) > 0 && c.ctx.Err() == nil && c.joined {
+	for (len(differ) > 0 || c.gapped) && c.ctx.Err() == nil && c.joined {
 		n, err := c.repair(differ)
 		if err != nil {
 			return err
@@ -337,7 +369,7 @@ func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 		var digests *[bucketCount]uint64
 		c.cfg.Directory.Read(func(s *State) {
 			n := s.nodes[c.self]
-			if n != nil && uint64(n.Incarnation) == c.cfg.Self.GetIncarnation() && n.Sequence >= c.sequence {
+			if n != nil && uint64(n.Incarnation) == c.cfg.Self.GetIncarnation() && (n.Sequence >= c.sequence || c.gapped && n.Gap) {
 				digests, _ = s.Digests(c.self)
 			}
 		})
@@ -384,6 +416,7 @@ func (c *Claimer) repair(buckets []int) (int, error) {
 			continue
 		}
 		if err == nil {
+			c.gapped = false // it sets the sequence
 			err = c.sent(r, len(entry.Claims)/changeBytes)
 			c.count(func(m *ClaimerMetrics) { m.RepairedBuckets += int64(n) })
 		}

@@ -34,6 +34,8 @@ type Directory struct {
 	now     atomic.Pointer[replica]
 	stalled atomic.Pointer[string] // why this replica is cut off; nil: it is not
 	failed  atomic.Pointer[error]  // why it can never go on; nil: it can
+
+	replaced atomic.Pointer[func()] // told that the state came from a snapshot; nil: nobody is
 }
 
 // replica is one run of Raft. When a disk that hung answers again, the replica
@@ -117,7 +119,7 @@ func (d *Directory) open(bootstrap bool) (*replica, error) {
 	}
 	r := &replica{stores: st, timed: newTimed(), link: newLink(&d.cfg)}
 	r.calls.ended = make(chan struct{})
-	r.fsm = newFSM(d.cfg.MaxClaims, d.fail)
+	r.fsm = newFSM(d.cfg.MaxClaims, d.fail, d.stateReplaced)
 	if err := d.start(r, bootstrap); err != nil {
 		return nil, errors.Join(fmt.Errorf("directory in %s: %w", d.cfg.Dir, err), r.link.Close(), st.close())
 	}
@@ -162,6 +164,13 @@ func (r *replica) close(within time.Duration) error {
 	stopped := r.raft.Shutdown()
 	err := r.link.Close() // what is on the way to another replica ends now, not at its timeout
 	return errors.Join(stopped.Error(), err, r.stores.close())
+}
+
+// stateReplaced tells who wants to know that the state came from a snapshot.
+func (d *Directory) stateReplaced() {
+	if told := d.replaced.Load(); told != nil {
+		(*told)()
+	}
 }
 
 // fail notes that this replica cannot follow the log any more.

@@ -16,16 +16,19 @@ import (
 type fsm struct {
 	maxClaims int64
 	broken    func(error) // told once why this replica cannot go on
+	replaced  func()      // told that the state is another: it came from a snapshot
 
 	mu struct {
 		sync.RWMutex
 		state *State
 		err   error // set when a command could not be applied: nothing is applied after it
+		// The last entry applied. 0: none since the state came from a snapshot.
+		index, term uint64
 	}
 }
 
-func newFSM(maxClaims int64, broken func(error)) *fsm {
-	f := &fsm{maxClaims: maxClaims, broken: broken}
+func newFSM(maxClaims int64, broken func(error), replaced func()) *fsm {
+	f := &fsm{maxClaims: maxClaims, broken: broken, replaced: replaced}
 	f.mu.state = NewState(maxClaims)
 	return f
 }
@@ -53,6 +56,7 @@ func (f *fsm) apply(l *raft.Log) any {
 	first := f.mu.err == nil
 	if err == nil && first {
 		r, err = f.mu.state.Apply(&c)
+		f.mu.index, f.mu.term = l.Index, l.Term
 	}
 	if err != nil && first {
 		f.mu.err = fmt.Errorf("directory entry %d: %w", l.Index, err)
@@ -87,8 +91,9 @@ func (f *fsm) Restore(in io.ReadCloser) error {
 		return err
 	}
 	f.mu.Lock()
-	f.mu.state = s
+	f.mu.state, f.mu.index, f.mu.term = s, 0, 0
 	f.mu.Unlock()
+	f.replaced()
 	return nil
 }
 

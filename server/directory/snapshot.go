@@ -172,8 +172,17 @@ func (s *State) Hash() [sha256.Size]byte {
 // Restore returns the state in a snapshot. A snapshot that is short, damaged or
 // of another version is an error that says which; nothing of it is used.
 func Restore(r io.Reader, maxClaims int64) (*State, error) {
-	in := &hashingReader{r: r, hash: sha256.New()}
 	s := NewState(maxClaims)
+	if err := readRecords(r, s.restore); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// readRecords visits the records of a snapshot in their order, all but the end,
+// whose hash it compares.
+func readRecords(r io.Reader, visit func(i int, record *kvtierv1.DirectoryRecord) error) error {
+	in := &hashingReader{r: r, hash: sha256.New()}
 	for i := 0; i < maxSnapshotRecords; i++ {
 		before := in.sum()
 		record := &kvtierv1.DirectoryRecord{}
@@ -181,30 +190,30 @@ func Restore(r io.Reader, maxClaims int64) (*State, error) {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return nil, fmt.Errorf("directory snapshot, record %d: %w: %w", i, err, paging.ErrCorrupt)
+			return fmt.Errorf("directory snapshot, record %d: %w: %w", i, err, paging.ErrCorrupt)
 		}
 		if end := record.GetEnd(); end != nil {
-			if !bytes.Equal(end.GetStateHash(), before) {
-				return nil, fmt.Errorf("directory snapshot: hash over %d records does not match: %w", i, paging.ErrCorrupt)
+			if i == 0 || !bytes.Equal(end.GetStateHash(), before) {
+				return fmt.Errorf("directory snapshot: hash over %d records does not match: %w", i, paging.ErrCorrupt)
 			}
-			return s, nil
+			return nil
 		}
-		if err := s.restore(i, record); err != nil {
-			return nil, fmt.Errorf("directory snapshot, record %d: %w", i, err)
+		if (i == 0) != (record.GetHeader() != nil) {
+			return fmt.Errorf("directory snapshot, record %d: header out of place: %w", i, paging.ErrCorrupt)
+		}
+		if v := record.GetHeader().GetVersion(); i == 0 && v != snapshotVersion {
+			return fmt.Errorf("directory snapshot: format version %d, this program reads %d: %w", v, snapshotVersion, paging.ErrIncompatible)
+		}
+		if err := visit(i, record); err != nil {
+			return fmt.Errorf("directory snapshot, record %d: %w", i, err)
 		}
 	}
-	return nil, fmt.Errorf("directory snapshot has no end: %w", paging.ErrCorrupt)
+	return fmt.Errorf("directory snapshot has no end: %w", paging.ErrCorrupt)
 }
 
-func (s *State) restore(i int, record *kvtierv1.DirectoryRecord) error {
-	if (i == 0) != (record.GetHeader() != nil) {
-		return fmt.Errorf("header out of place: %w", paging.ErrCorrupt)
-	}
+func (s *State) restore(_ int, record *kvtierv1.DirectoryRecord) error {
 	switch r := record.GetRecord().(type) {
 	case *kvtierv1.DirectoryRecord_Header:
-		if r.Header.GetVersion() != snapshotVersion {
-			return fmt.Errorf("format version %d, this program reads %d: %w", r.Header.GetVersion(), snapshotVersion, paging.ErrIncompatible)
-		}
 		s.nowMillis, s.applied = r.Header.GetNowUnixMs(), r.Header.GetApplied()
 		return nil
 	case *kvtierv1.DirectoryRecord_Node:

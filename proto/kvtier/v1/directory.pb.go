@@ -1180,7 +1180,12 @@ type SnapshotHeader struct {
 	// Clock of the state machine, milliseconds since 1970.
 	NowUnixMs int64 `protobuf:"varint,2,opt,name=now_unix_ms,json=nowUnixMs,proto3" json:"now_unix_ms,omitempty"`
 	// Commands applied.
-	Applied       uint64 `protobuf:"varint,3,opt,name=applied,proto3" json:"applied,omitempty"`
+	Applied uint64 `protobuf:"varint,3,opt,name=applied,proto3" json:"applied,omitempty"`
+	// Last entry of the log that the state holds. 0 in the snapshots that a replica
+	// keeps for itself, whose place in the log stands beside them.
+	LogIndex uint64 `protobuf:"varint,4,opt,name=log_index,json=logIndex,proto3" json:"log_index,omitempty"`
+	// Term of that entry. 0 as for log_index.
+	LogTerm       uint64 `protobuf:"varint,5,opt,name=log_term,json=logTerm,proto3" json:"log_term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1232,6 +1237,20 @@ func (x *SnapshotHeader) GetNowUnixMs() int64 {
 func (x *SnapshotHeader) GetApplied() uint64 {
 	if x != nil {
 		return x.Applied
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetLogIndex() uint64 {
+	if x != nil {
+		return x.LogIndex
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetLogTerm() uint64 {
+	if x != nil {
+		return x.LogTerm
 	}
 	return 0
 }
@@ -1613,11 +1632,13 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\x06claims\x18\x04 \x01(\v2\x17.kvtier.v1.ClaimsRecordH\x00R\x06claims\x127\n" +
 	"\brequests\x18\x05 \x01(\v2\x19.kvtier.v1.RequestsRecordH\x00R\brequests\x12*\n" +
 	"\x03end\x18\x06 \x01(\v2\x16.kvtier.v1.SnapshotEndH\x00R\x03endB\b\n" +
-	"\x06record\"d\n" +
+	"\x06record\"\x9c\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1e\n" +
 	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\x12\x18\n" +
-	"\aapplied\x18\x03 \x01(\x04R\aapplied\"\xcf\x01\n" +
+	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x1b\n" +
+	"\tlog_index\x18\x04 \x01(\x04R\blogIndex\x12\x19\n" +
+	"\blog_term\x18\x05 \x01(\x04R\alogTerm\"\xcf\x01\n" +
 	"\n" +
 	"NodeRecord\x12+\n" +
 	"\x06joined\x18\x01 \x01(\v2\x13.kvtier.v1.JoinNodeR\x06joined\x12*\n" +
