@@ -693,7 +693,8 @@ type TierStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
 	Tier Tier `protobuf:"varint,1,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
-	// "ready", "growing", "loading", "bypass" or "closed".
+	// "ready", "growing", "bypass" or "closed". "loading" is reserved: today a node
+	// opens its sockets once the index is loaded, and logs how far it is until then.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// What is wrong and what to do. Empty: nothing.
 	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
