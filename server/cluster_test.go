@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -196,4 +197,40 @@ func TestExplain(t *testing.T) {
 		}
 		return x.Blocks[0].Verdict == "owner_unreachable" || x.Blocks[0].Verdict == "unknown"
 	})
+}
+
+// The directory is saved from any node, and restored on the leader; claims that the
+// snapshot is behind of are repaired from the inventories.
+func TestSnapshotOfTheDirectory(t *testing.T) {
+	first := startNode(t, clusterConfig(t, ""))
+	second := startNode(t, clusterConfig(t, first.PeerAddr()))
+	c1, c2 := first.client(t, client.Config{Engine: "test"}), second.client(t, client.Config{Engine: "test"})
+	var ns paging.NamespaceID
+	for _, c := range []*client.Client{c1, c2} {
+		var err error
+		if ns, err = c.RegisterNamespace(t.Context(), testNamespace(10000, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := blockNames(0, 20)
+	write(t, c1, ns, names[:10])
+	eventually(t, "the second node sees them", func() bool { return prefix(t, c2, ns, names[:10], 1) == 10 })
+	var saved bytes.Buffer
+	if n, err := second.asker(t).SaveSnapshot(t.Context(), &saved); err != nil || n == 0 {
+		t.Fatal(n, err)
+	}
+	write(t, c1, ns, names[10:]) // the snapshot does not know of these
+	if _, _, err := second.asker(t).RestoreSnapshot(t.Context(), bytes.NewReader(saved.Bytes())); !errors.Is(err, paging.ErrUnavailable) {
+		t.Errorf("restored by a node that does not lead: %v", err)
+	}
+	damaged := slices.Clone(saved.Bytes())
+	damaged[len(damaged)/2] ^= 1
+	if _, _, err := first.asker(t).RestoreSnapshot(t.Context(), bytes.NewReader(damaged)); !errors.Is(err, paging.ErrCorrupt) {
+		t.Errorf("restored a damaged one: %v", err)
+	}
+	nodes, _, err := first.asker(t).RestoreSnapshot(t.Context(), bytes.NewReader(saved.Bytes()))
+	if err != nil || nodes == 0 {
+		t.Fatal(nodes, err)
+	}
+	eventually(t, "what the snapshot is behind of is claimed again", func() bool { return prefix(t, c2, ns, names, 1) == 20 })
 }

@@ -15,11 +15,11 @@ import (
 func newSnapshot(out *output) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Look into a saved state of the cluster's directory",
+		Short: "Save, inspect and restore the directory of the cluster",
 		Args:  noArgs,
 		RunE:  showHelp,
 	}
-	cmd.AddCommand(newSnapshotInspect(out))
+	cmd.AddCommand(newSnapshotSave(out), newSnapshotInspect(out), newSnapshotRestore(out))
 	return cmd
 }
 
