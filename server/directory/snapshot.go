@@ -38,6 +38,7 @@ type Snapshot struct {
 	namespaces []*kvtierv1.NamespaceRecord
 	requests   []*kvtierv1.RequestsRecord
 	claims     *[shardCount][]claim
+	sessions   *[shardCount]map[string]*Session
 }
 
 // Snapshot captures the state. It copies everything but claims, whose shards it
@@ -45,7 +46,7 @@ type Snapshot struct {
 func (s *State) Snapshot() *Snapshot {
 	snap := &Snapshot{
 		header: &kvtierv1.SnapshotHeader{Version: snapshotVersion, NowUnixMs: s.nowMillis, Applied: s.applied},
-		claims: s.claims.freeze(),
+		claims: s.claims.freeze(), sessions: s.sessions.freeze(),
 	}
 	for _, n := range s.numbers {
 		if n != nil {
@@ -135,6 +136,13 @@ func (snap *Snapshot) records() func(yield func(*kvtierv1.DirectoryRecord) bool)
 		for _, r := range snap.requests {
 			if !yield(&kvtierv1.DirectoryRecord{Record: &kvtierv1.DirectoryRecord_Requests{Requests: r}}) {
 				return
+			}
+		}
+		for _, shard := range snap.sessions {
+			for _, x := range sortedSessions(shard) {
+				if !yield(&kvtierv1.DirectoryRecord{Record: &kvtierv1.DirectoryRecord_Session{Session: x}}) {
+					return
+				}
 			}
 		}
 		for shard := range snap.claims {
@@ -229,6 +237,11 @@ func (s *State) restore(_ int, record *kvtierv1.DirectoryRecord) error {
 		return s.restoreRequests(r.Requests)
 	case *kvtierv1.DirectoryRecord_Claims:
 		return s.restoreClaims(r.Claims)
+	case *kvtierv1.DirectoryRecord_Session:
+		if !s.restoreSession(r.Session) {
+			return fmt.Errorf("session record: %w", paging.ErrCorrupt)
+		}
+		return nil
 	}
 	return fmt.Errorf("record of a kind that this version does not know: upgrade this node: %w", paging.ErrIncompatible)
 }

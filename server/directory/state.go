@@ -74,6 +74,7 @@ type State struct {
 	numbers    []*Node // by number; 0 is no node; nil: free
 	namespaces map[paging.NamespaceID]namespaceRecord
 	claims     claimTable
+	sessions   sessionTable
 	requests   requestLog
 }
 
@@ -132,6 +133,10 @@ func (s *State) apply(c *kvtierv1.DirectoryCommand) (Result, error) {
 		return s.putNamespace(c.PutNamespace), nil
 	case *kvtierv1.DirectoryCommand_RemoveNamespace:
 		return s.removeNamespace(c.RemoveNamespace), nil
+	case *kvtierv1.DirectoryCommand_Session:
+		return s.session(c.Session), nil
+	case *kvtierv1.DirectoryCommand_ExpireSessions:
+		return s.expireSessions(c.ExpireSessions), nil
 	}
 	return Invalid, fmt.Errorf("directory command of a kind that this version does not know: upgrade this node: %w", paging.ErrIncompatible)
 }

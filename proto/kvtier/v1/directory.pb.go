@@ -86,6 +86,63 @@ func (NodeState) EnumDescriptor() ([]byte, []int) {
 	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{0}
 }
 
+// SessionState is what a session does.
+type SessionState int32
+
+const (
+	// Never sent.
+	SessionState_SESSION_STATE_UNSPECIFIED SessionState = 0
+	// Its owner appends.
+	SessionState_SESSION_STATE_ACTIVE SessionState = 1
+	// It is copied to another node; its owner appends.
+	SessionState_SESSION_STATE_MIGRATING SessionState = 2
+	// Nobody appends until the move is committed or aborted.
+	SessionState_SESSION_STATE_FROZEN SessionState = 3
+)
+
+// Enum value maps for SessionState.
+var (
+	SessionState_name = map[int32]string{
+		0: "SESSION_STATE_UNSPECIFIED",
+		1: "SESSION_STATE_ACTIVE",
+		2: "SESSION_STATE_MIGRATING",
+		3: "SESSION_STATE_FROZEN",
+	}
+	SessionState_value = map[string]int32{
+		"SESSION_STATE_UNSPECIFIED": 0,
+		"SESSION_STATE_ACTIVE":      1,
+		"SESSION_STATE_MIGRATING":   2,
+		"SESSION_STATE_FROZEN":      3,
+	}
+)
+
+func (x SessionState) Enum() *SessionState {
+	p := new(SessionState)
+	*p = x
+	return p
+}
+
+func (x SessionState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SessionState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[1].Descriptor()
+}
+
+func (SessionState) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[1]
+}
+
+func (x SessionState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SessionState.Descriptor instead.
+func (SessionState) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{1}
+}
+
 // DirectoryResult is what a command did.
 type DirectoryResult int32
 
@@ -104,6 +161,12 @@ const (
 	DirectoryResult_DIRECTORY_RESULT_FULL DirectoryResult = 5
 	// It cannot be read; nothing changed.
 	DirectoryResult_DIRECTORY_RESULT_INVALID DirectoryResult = 6
+	// The session is frozen for a move: its owner holds appends back; nothing changed.
+	DirectoryResult_DIRECTORY_RESULT_FROZEN DirectoryResult = 7
+	// Another node owns the session, or it is in another state; nothing changed.
+	DirectoryResult_DIRECTORY_RESULT_NOT_OWNER DirectoryResult = 8
+	// The owner of the session is not recorded as down; nothing changed.
+	DirectoryResult_DIRECTORY_RESULT_OWNER_ALIVE DirectoryResult = 9
 )
 
 // Enum value maps for DirectoryResult.
@@ -116,6 +179,9 @@ var (
 		4: "DIRECTORY_RESULT_UNKNOWN",
 		5: "DIRECTORY_RESULT_FULL",
 		6: "DIRECTORY_RESULT_INVALID",
+		7: "DIRECTORY_RESULT_FROZEN",
+		8: "DIRECTORY_RESULT_NOT_OWNER",
+		9: "DIRECTORY_RESULT_OWNER_ALIVE",
 	}
 	DirectoryResult_value = map[string]int32{
 		"DIRECTORY_RESULT_UNSPECIFIED": 0,
@@ -125,6 +191,9 @@ var (
 		"DIRECTORY_RESULT_UNKNOWN":     4,
 		"DIRECTORY_RESULT_FULL":        5,
 		"DIRECTORY_RESULT_INVALID":     6,
+		"DIRECTORY_RESULT_FROZEN":      7,
+		"DIRECTORY_RESULT_NOT_OWNER":   8,
+		"DIRECTORY_RESULT_OWNER_ALIVE": 9,
 	}
 )
 
@@ -139,11 +208,11 @@ func (x DirectoryResult) String() string {
 }
 
 func (DirectoryResult) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvtier_v1_directory_proto_enumTypes[1].Descriptor()
+	return file_kvtier_v1_directory_proto_enumTypes[2].Descriptor()
 }
 
 func (DirectoryResult) Type() protoreflect.EnumType {
-	return &file_kvtier_v1_directory_proto_enumTypes[1]
+	return &file_kvtier_v1_directory_proto_enumTypes[2]
 }
 
 func (x DirectoryResult) Number() protoreflect.EnumNumber {
@@ -152,7 +221,7 @@ func (x DirectoryResult) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DirectoryResult.Descriptor instead.
 func (DirectoryResult) EnumDescriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{1}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{2}
 }
 
 // DirectoryCommand is one entry of the log.
@@ -177,6 +246,8 @@ type DirectoryCommand struct {
 	//	*DirectoryCommand_ClaimRepair
 	//	*DirectoryCommand_DropClaims
 	//	*DirectoryCommand_Tick
+	//	*DirectoryCommand_Session
+	//	*DirectoryCommand_ExpireSessions
 	Command       isDirectoryCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -314,6 +385,24 @@ func (x *DirectoryCommand) GetTick() *Tick {
 	return nil
 }
 
+func (x *DirectoryCommand) GetSession() *SessionCommand {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetExpireSessions() *ExpireSessions {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_ExpireSessions); ok {
+			return x.ExpireSessions
+		}
+	}
+	return nil
+}
+
 type isDirectoryCommand_Command interface {
 	isDirectoryCommand_Command()
 }
@@ -363,6 +452,16 @@ type DirectoryCommand_Tick struct {
 	Tick *Tick `protobuf:"bytes,11,opt,name=tick,proto3,oneof"`
 }
 
+type DirectoryCommand_Session struct {
+	// A session changes.
+	Session *SessionCommand `protobuf:"bytes,12,opt,name=session,proto3,oneof"`
+}
+
+type DirectoryCommand_ExpireSessions struct {
+	// Sessions whose time is over are forgotten.
+	ExpireSessions *ExpireSessions `protobuf:"bytes,13,opt,name=expire_sessions,json=expireSessions,proto3,oneof"`
+}
+
 func (*DirectoryCommand_JoinNode) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_SetNodeState) isDirectoryCommand_Command() {}
@@ -380,6 +479,10 @@ func (*DirectoryCommand_ClaimRepair) isDirectoryCommand_Command() {}
 func (*DirectoryCommand_DropClaims) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_Tick) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_Session) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_ExpireSessions) isDirectoryCommand_Command() {}
 
 // Tick moves the clock of the state machine.
 type Tick struct {
@@ -1016,6 +1119,1039 @@ func (x *DropClaims) GetToShard() uint32 {
 	return 0
 }
 
+// SessionCommand changes one session. It is checked against the owner, the epoch and
+// the sequence that the session has when it is applied: the log alone orders appends,
+// freezes and takeovers.
+type SessionCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the session, 1 to 96 bytes.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Node that says so, 16 bytes.
+	Node []byte `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Epoch of the ownership that it acts under. 0 to open.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// What changes.
+	//
+	// Types that are valid to be assigned to Change:
+	//
+	//	*SessionCommand_Open
+	//	*SessionCommand_Append
+	//	*SessionCommand_Close
+	//	*SessionCommand_Retain
+	//	*SessionCommand_Prepare
+	//	*SessionCommand_Freeze
+	//	*SessionCommand_Commit
+	//	*SessionCommand_Abort
+	//	*SessionCommand_TakeOver
+	Change        isSessionCommand_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionCommand) Reset() {
+	*x = SessionCommand{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionCommand) ProtoMessage() {}
+
+func (x *SessionCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionCommand.ProtoReflect.Descriptor instead.
+func (*SessionCommand) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *SessionCommand) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SessionCommand) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SessionCommand) GetChange() isSessionCommand_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetOpen() *OpenSession {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetAppend() *AppendSession {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Append); ok {
+			return x.Append
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetClose() *CloseSession {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Close); ok {
+			return x.Close
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetRetain() *RetainSession {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Retain); ok {
+			return x.Retain
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetPrepare() *PrepareMove {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Prepare); ok {
+			return x.Prepare
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetFreeze() *FreezeMove {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Freeze); ok {
+			return x.Freeze
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetCommit() *CommitMove {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Commit); ok {
+			return x.Commit
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetAbort() *AbortMove {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_Abort); ok {
+			return x.Abort
+		}
+	}
+	return nil
+}
+
+func (x *SessionCommand) GetTakeOver() *TakeOver {
+	if x != nil {
+		if x, ok := x.Change.(*SessionCommand_TakeOver); ok {
+			return x.TakeOver
+		}
+	}
+	return nil
+}
+
+type isSessionCommand_Change interface {
+	isSessionCommand_Change()
+}
+
+type SessionCommand_Open struct {
+	// It begins, or is opened again by its owner.
+	Open *OpenSession `protobuf:"bytes,4,opt,name=open,proto3,oneof"`
+}
+
+type SessionCommand_Append struct {
+	// Blocks were committed.
+	Append *AppendSession `protobuf:"bytes,5,opt,name=append,proto3,oneof"`
+}
+
+type SessionCommand_Close struct {
+	// It ends. Nothing else is needed.
+	Close *CloseSession `protobuf:"bytes,6,opt,name=close,proto3,oneof"`
+}
+
+type SessionCommand_Retain struct {
+	// Its retention changes.
+	Retain *RetainSession `protobuf:"bytes,7,opt,name=retain,proto3,oneof"`
+}
+
+type SessionCommand_Prepare struct {
+	// It is to move: copying begins.
+	Prepare *PrepareMove `protobuf:"bytes,8,opt,name=prepare,proto3,oneof"`
+}
+
+type SessionCommand_Freeze struct {
+	// Appends are refused from now on, for the last delta.
+	Freeze *FreezeMove `protobuf:"bytes,9,opt,name=freeze,proto3,oneof"`
+}
+
+type SessionCommand_Commit struct {
+	// The target owns it from now on, at the next epoch.
+	Commit *CommitMove `protobuf:"bytes,10,opt,name=commit,proto3,oneof"`
+}
+
+type SessionCommand_Abort struct {
+	// The owner keeps it.
+	Abort *AbortMove `protobuf:"bytes,11,opt,name=abort,proto3,oneof"`
+}
+
+type SessionCommand_TakeOver struct {
+	// The owner is down, and node owns it from now on, at the next epoch.
+	TakeOver *TakeOver `protobuf:"bytes,12,opt,name=take_over,json=takeOver,proto3,oneof"`
+}
+
+func (*SessionCommand_Open) isSessionCommand_Change() {}
+
+func (*SessionCommand_Append) isSessionCommand_Change() {}
+
+func (*SessionCommand_Close) isSessionCommand_Change() {}
+
+func (*SessionCommand_Retain) isSessionCommand_Change() {}
+
+func (*SessionCommand_Prepare) isSessionCommand_Change() {}
+
+func (*SessionCommand_Freeze) isSessionCommand_Change() {}
+
+func (*SessionCommand_Commit) isSessionCommand_Change() {}
+
+func (*SessionCommand_Abort) isSessionCommand_Change() {}
+
+func (*SessionCommand_TakeOver) isSessionCommand_Change() {}
+
+// OpenSession begins a session.
+type OpenSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Namespace id, 32 bytes.
+	NamespaceId []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Retention.
+	Retention *RetainSession `protobuf:"bytes,2,opt,name=retention,proto3" json:"retention,omitempty"`
+	// Session that it goes on from. Empty: it begins with no block.
+	Parent string `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
+	// With parent: how long it is when it begins.
+	Chain         *SessionChain `protobuf:"bytes,4,opt,name=chain,proto3" json:"chain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenSession) Reset() {
+	*x = OpenSession{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenSession) ProtoMessage() {}
+
+func (x *OpenSession) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
+func (*OpenSession) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *OpenSession) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *OpenSession) GetRetention() *RetainSession {
+	if x != nil {
+		return x.Retention
+	}
+	return nil
+}
+
+func (x *OpenSession) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *OpenSession) GetChain() *SessionChain {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+// SessionChain is where the chain of a session ends.
+type SessionChain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Blocks.
+	Blocks uint64 `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Tokens.
+	Tokens uint64 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// Name of the last block, 32 bytes. Empty: no block.
+	Tip []byte `protobuf:"bytes,3,opt,name=tip,proto3" json:"tip,omitempty"`
+	// Running BLAKE3 of all block names, 32 bytes. Empty: no block.
+	Hash []byte `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Running hash at the end of the last full segment of 1,024 names, 32 bytes. Empty:
+	// none is full.
+	SegmentHash   []byte `protobuf:"bytes,5,opt,name=segment_hash,json=segmentHash,proto3" json:"segment_hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionChain) Reset() {
+	*x = SessionChain{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionChain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionChain) ProtoMessage() {}
+
+func (x *SessionChain) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionChain.ProtoReflect.Descriptor instead.
+func (*SessionChain) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SessionChain) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *SessionChain) GetTokens() uint64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *SessionChain) GetTip() []byte {
+	if x != nil {
+		return x.Tip
+	}
+	return nil
+}
+
+func (x *SessionChain) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *SessionChain) GetSegmentHash() []byte {
+	if x != nil {
+		return x.SegmentHash
+	}
+	return nil
+}
+
+// AppendSession says where the chain ends now.
+type AppendSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of this append in the epoch: last + 1 is applied, an older one is success
+	// if it is the same, a newer one is a gap.
+	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// The chain with the blocks that were added.
+	Chain *SessionChain `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"`
+	// Node that keeps the names beside the owner, 16 bytes. Empty: none does at present.
+	Second        []byte `protobuf:"bytes,3,opt,name=second,proto3" json:"second,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendSession) Reset() {
+	*x = AppendSession{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendSession) ProtoMessage() {}
+
+func (x *AppendSession) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendSession.ProtoReflect.Descriptor instead.
+func (*AppendSession) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *AppendSession) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *AppendSession) GetChain() *SessionChain {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *AppendSession) GetSecond() []byte {
+	if x != nil {
+		return x.Second
+	}
+	return nil
+}
+
+// CloseSession ends a session.
+type CloseSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An operator says so: node and epoch are not checked.
+	Forced        bool `protobuf:"varint,1,opt,name=forced,proto3" json:"forced,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CloseSession) Reset() {
+	*x = CloseSession{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CloseSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CloseSession) ProtoMessage() {}
+
+func (x *CloseSession) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CloseSession.ProtoReflect.Descriptor instead.
+func (*CloseSession) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CloseSession) GetForced() bool {
+	if x != nil {
+		return x.Forced
+	}
+	return false
+}
+
+// RetainSession says how long a session's blocks are worth keeping.
+type RetainSession struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0 (evict first) to 100.
+	Priority uint32 `protobuf:"varint,1,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Time after the last append in milliseconds. 0: no end.
+	TtlMs uint64 `protobuf:"varint,2,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
+	// An append, and a hit that its owner reports, start the time again.
+	Refresh       bool `protobuf:"varint,3,opt,name=refresh,proto3" json:"refresh,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetainSession) Reset() {
+	*x = RetainSession{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetainSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetainSession) ProtoMessage() {}
+
+func (x *RetainSession) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetainSession.ProtoReflect.Descriptor instead.
+func (*RetainSession) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RetainSession) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *RetainSession) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+func (x *RetainSession) GetRefresh() bool {
+	if x != nil {
+		return x.Refresh
+	}
+	return false
+}
+
+// PrepareMove begins a move.
+type PrepareMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the move, 16 bytes.
+	Move []byte `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	// Node that is to own the session, 16 bytes.
+	Target        []byte `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareMove) Reset() {
+	*x = PrepareMove{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareMove) ProtoMessage() {}
+
+func (x *PrepareMove) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareMove.ProtoReflect.Descriptor instead.
+func (*PrepareMove) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PrepareMove) GetMove() []byte {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *PrepareMove) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+// FreezeMove holds appends back.
+type FreezeMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The move.
+	Move          []byte `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeMove) Reset() {
+	*x = FreezeMove{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeMove) ProtoMessage() {}
+
+func (x *FreezeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeMove.ProtoReflect.Descriptor instead.
+func (*FreezeMove) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FreezeMove) GetMove() []byte {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// CommitMove ends a move at its target.
+type CommitMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The move.
+	Move          []byte `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitMove) Reset() {
+	*x = CommitMove{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitMove) ProtoMessage() {}
+
+func (x *CommitMove) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitMove.ProtoReflect.Descriptor instead.
+func (*CommitMove) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CommitMove) GetMove() []byte {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// AbortMove ends a move at its source.
+type AbortMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The move.
+	Move          []byte `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbortMove) Reset() {
+	*x = AbortMove{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbortMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbortMove) ProtoMessage() {}
+
+func (x *AbortMove) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbortMove.ProtoReflect.Descriptor instead.
+func (*AbortMove) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *AbortMove) GetMove() []byte {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// TakeOver makes another node the owner.
+type TakeOver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As far as the chain could be read again: never longer than it was.
+	Chain         *SessionChain `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOver) Reset() {
+	*x = TakeOver{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOver) ProtoMessage() {}
+
+func (x *TakeOver) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOver.ProtoReflect.Descriptor instead.
+func (*TakeOver) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *TakeOver) GetChain() *SessionChain {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+// ExpireSessions forgets sessions that were not used since.
+type ExpireSessions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names.
+	Sessions []string `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// For each, when it was used last as far as the leader knows, milliseconds since
+	// 1970: one that was used since stays.
+	UsedUnixMs    []int64 `protobuf:"varint,2,rep,packed,name=used_unix_ms,json=usedUnixMs,proto3" json:"used_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExpireSessions) Reset() {
+	*x = ExpireSessions{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExpireSessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExpireSessions) ProtoMessage() {}
+
+func (x *ExpireSessions) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExpireSessions.ProtoReflect.Descriptor instead.
+func (*ExpireSessions) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ExpireSessions) GetSessions() []string {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *ExpireSessions) GetUsedUnixMs() []int64 {
+	if x != nil {
+		return x.UsedUnixMs
+	}
+	return nil
+}
+
+// SessionRecord is a session in a snapshot.
+type SessionRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Namespace id, 32 bytes.
+	NamespaceId []byte `protobuf:"bytes,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Owner, 16 bytes.
+	Owner []byte `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Epoch of its ownership, from 1.
+	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Last append applied in this epoch.
+	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// State.
+	State SessionState `protobuf:"varint,6,opt,name=state,proto3,enum=kvtier.v1.SessionState" json:"state,omitempty"`
+	// Where its chain ends.
+	Chain *SessionChain `protobuf:"bytes,7,opt,name=chain,proto3" json:"chain,omitempty"`
+	// Retention.
+	Retention *RetainSession `protobuf:"bytes,8,opt,name=retention,proto3" json:"retention,omitempty"`
+	// When it was used last, milliseconds since 1970.
+	UsedUnixMs int64 `protobuf:"varint,9,opt,name=used_unix_ms,json=usedUnixMs,proto3" json:"used_unix_ms,omitempty"`
+	// While it moves: the move, 16 bytes.
+	Move []byte `protobuf:"bytes,10,opt,name=move,proto3" json:"move,omitempty"`
+	// While it moves: the node that is to own it, 16 bytes.
+	Target []byte `protobuf:"bytes,11,opt,name=target,proto3" json:"target,omitempty"`
+	// Node that keeps the names beside the owner, 16 bytes. Empty: none.
+	Second []byte `protobuf:"bytes,12,opt,name=second,proto3" json:"second,omitempty"`
+	// Session that it went on from. Empty: none.
+	Parent string `protobuf:"bytes,13,opt,name=parent,proto3" json:"parent,omitempty"`
+	// When it was opened, milliseconds since 1970.
+	OpenedUnixMs int64 `protobuf:"varint,14,opt,name=opened_unix_ms,json=openedUnixMs,proto3" json:"opened_unix_ms,omitempty"`
+	// Times that it moved or was taken over.
+	Moves         uint32 `protobuf:"varint,15,opt,name=moves,proto3" json:"moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionRecord) Reset() {
+	*x = SessionRecord{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionRecord) ProtoMessage() {}
+
+func (x *SessionRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionRecord.ProtoReflect.Descriptor instead.
+func (*SessionRecord) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SessionRecord) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetOwner() []byte {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SessionRecord) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *SessionRecord) GetState() SessionState {
+	if x != nil {
+		return x.State
+	}
+	return SessionState_SESSION_STATE_UNSPECIFIED
+}
+
+func (x *SessionRecord) GetChain() *SessionChain {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetRetention() *RetainSession {
+	if x != nil {
+		return x.Retention
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetUsedUnixMs() int64 {
+	if x != nil {
+		return x.UsedUnixMs
+	}
+	return 0
+}
+
+func (x *SessionRecord) GetMove() []byte {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetSecond() []byte {
+	if x != nil {
+		return x.Second
+	}
+	return nil
+}
+
+func (x *SessionRecord) GetParent() string {
+	if x != nil {
+		return x.Parent
+	}
+	return ""
+}
+
+func (x *SessionRecord) GetOpenedUnixMs() int64 {
+	if x != nil {
+		return x.OpenedUnixMs
+	}
+	return 0
+}
+
+func (x *SessionRecord) GetMoves() uint32 {
+	if x != nil {
+		return x.Moves
+	}
+	return 0
+}
+
 // DirectoryRecord is one record of a snapshot: a header first, claims in
 // between, an end with the state hash last.
 type DirectoryRecord struct {
@@ -1030,6 +2166,7 @@ type DirectoryRecord struct {
 	//	*DirectoryRecord_Claims
 	//	*DirectoryRecord_Requests
 	//	*DirectoryRecord_End
+	//	*DirectoryRecord_Session
 	Record        isDirectoryRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1037,7 +2174,7 @@ type DirectoryRecord struct {
 
 func (x *DirectoryRecord) Reset() {
 	*x = DirectoryRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +2186,7 @@ func (x *DirectoryRecord) String() string {
 func (*DirectoryRecord) ProtoMessage() {}
 
 func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[11]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +2199,7 @@ func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryRecord.ProtoReflect.Descriptor instead.
 func (*DirectoryRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DirectoryRecord) GetRecord() isDirectoryRecord_Record {
@@ -1126,6 +2263,15 @@ func (x *DirectoryRecord) GetEnd() *SnapshotEnd {
 	return nil
 }
 
+func (x *DirectoryRecord) GetSession() *SessionRecord {
+	if x != nil {
+		if x, ok := x.Record.(*DirectoryRecord_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
 type isDirectoryRecord_Record interface {
 	isDirectoryRecord_Record()
 }
@@ -1160,6 +2306,11 @@ type DirectoryRecord_End struct {
 	End *SnapshotEnd `protobuf:"bytes,6,opt,name=end,proto3,oneof"`
 }
 
+type DirectoryRecord_Session struct {
+	// A session.
+	Session *SessionRecord `protobuf:"bytes,7,opt,name=session,proto3,oneof"`
+}
+
 func (*DirectoryRecord_Header) isDirectoryRecord_Record() {}
 
 func (*DirectoryRecord_Node) isDirectoryRecord_Record() {}
@@ -1171,6 +2322,8 @@ func (*DirectoryRecord_Claims) isDirectoryRecord_Record() {}
 func (*DirectoryRecord_Requests) isDirectoryRecord_Record() {}
 
 func (*DirectoryRecord_End) isDirectoryRecord_Record() {}
+
+func (*DirectoryRecord_Session) isDirectoryRecord_Record() {}
 
 // SnapshotHeader opens a snapshot.
 type SnapshotHeader struct {
@@ -1192,7 +2345,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +2357,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[12]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +2370,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -1276,7 +2429,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +2441,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[13]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +2454,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeRecord) GetJoined() *JoinNode {
@@ -1359,7 +2512,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +2524,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[14]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +2537,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NamespaceRecord) GetNamespace() []byte {
@@ -1415,7 +2568,7 @@ type ClaimsRecord struct {
 
 func (x *ClaimsRecord) Reset() {
 	*x = ClaimsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +2580,7 @@ func (x *ClaimsRecord) String() string {
 func (*ClaimsRecord) ProtoMessage() {}
 
 func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[15]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +2593,7 @@ func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimsRecord.ProtoReflect.Descriptor instead.
 func (*ClaimsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ClaimsRecord) GetShard() uint32 {
@@ -1470,7 +2623,7 @@ type RequestsRecord struct {
 
 func (x *RequestsRecord) Reset() {
 	*x = RequestsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +2635,7 @@ func (x *RequestsRecord) String() string {
 func (*RequestsRecord) ProtoMessage() {}
 
 func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[16]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +2648,7 @@ func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestsRecord.ProtoReflect.Descriptor instead.
 func (*RequestsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RequestsRecord) GetRequestIds() []byte {
@@ -1523,7 +2676,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +2688,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[17]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +2701,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{17}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SnapshotEnd) GetStateHash() []byte {
@@ -1562,7 +2715,7 @@ var File_kvtier_v1_directory_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xec\x04\n" +
+	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xe9\x05\n" +
 	"\x10DirectoryCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x1e\n" +
@@ -1579,7 +2732,9 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\vdrop_claims\x18\n" +
 	" \x01(\v2\x15.kvtier.v1.DropClaimsH\x00R\n" +
 	"dropClaims\x12%\n" +
-	"\x04tick\x18\v \x01(\v2\x0f.kvtier.v1.TickH\x00R\x04tickB\t\n" +
+	"\x04tick\x18\v \x01(\v2\x0f.kvtier.v1.TickH\x00R\x04tick\x125\n" +
+	"\asession\x18\f \x01(\v2\x19.kvtier.v1.SessionCommandH\x00R\asession\x12D\n" +
+	"\x0fexpire_sessions\x18\r \x01(\v2\x19.kvtier.v1.ExpireSessionsH\x00R\x0eexpireSessionsB\t\n" +
 	"\acommand\"\x06\n" +
 	"\x04Tick\"\xcd\x01\n" +
 	"\bJoinNode\x12\x12\n" +
@@ -1624,14 +2779,86 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x1d\n" +
 	"\n" +
 	"from_shard\x18\x03 \x01(\rR\tfromShard\x12\x19\n" +
-	"\bto_shard\x18\x04 \x01(\rR\atoShard\"\xd1\x02\n" +
+	"\bto_shard\x18\x04 \x01(\rR\atoShard\"\x9d\x04\n" +
+	"\x0eSessionCommand\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\fR\x04node\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12,\n" +
+	"\x04open\x18\x04 \x01(\v2\x16.kvtier.v1.OpenSessionH\x00R\x04open\x122\n" +
+	"\x06append\x18\x05 \x01(\v2\x18.kvtier.v1.AppendSessionH\x00R\x06append\x12/\n" +
+	"\x05close\x18\x06 \x01(\v2\x17.kvtier.v1.CloseSessionH\x00R\x05close\x122\n" +
+	"\x06retain\x18\a \x01(\v2\x18.kvtier.v1.RetainSessionH\x00R\x06retain\x122\n" +
+	"\aprepare\x18\b \x01(\v2\x16.kvtier.v1.PrepareMoveH\x00R\aprepare\x12/\n" +
+	"\x06freeze\x18\t \x01(\v2\x15.kvtier.v1.FreezeMoveH\x00R\x06freeze\x12/\n" +
+	"\x06commit\x18\n" +
+	" \x01(\v2\x15.kvtier.v1.CommitMoveH\x00R\x06commit\x12,\n" +
+	"\x05abort\x18\v \x01(\v2\x14.kvtier.v1.AbortMoveH\x00R\x05abort\x122\n" +
+	"\ttake_over\x18\f \x01(\v2\x13.kvtier.v1.TakeOverH\x00R\btakeOverB\b\n" +
+	"\x06change\"\xaf\x01\n" +
+	"\vOpenSession\x12!\n" +
+	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x126\n" +
+	"\tretention\x18\x02 \x01(\v2\x18.kvtier.v1.RetainSessionR\tretention\x12\x16\n" +
+	"\x06parent\x18\x03 \x01(\tR\x06parent\x12-\n" +
+	"\x05chain\x18\x04 \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\"\x87\x01\n" +
+	"\fSessionChain\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x04R\x06blocks\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x10\n" +
+	"\x03tip\x18\x03 \x01(\fR\x03tip\x12\x12\n" +
+	"\x04hash\x18\x04 \x01(\fR\x04hash\x12!\n" +
+	"\fsegment_hash\x18\x05 \x01(\fR\vsegmentHash\"r\n" +
+	"\rAppendSession\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12-\n" +
+	"\x05chain\x18\x02 \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\x12\x16\n" +
+	"\x06second\x18\x03 \x01(\fR\x06second\"&\n" +
+	"\fCloseSession\x12\x16\n" +
+	"\x06forced\x18\x01 \x01(\bR\x06forced\"\\\n" +
+	"\rRetainSession\x12\x1a\n" +
+	"\bpriority\x18\x01 \x01(\rR\bpriority\x12\x15\n" +
+	"\x06ttl_ms\x18\x02 \x01(\x04R\x05ttlMs\x12\x18\n" +
+	"\arefresh\x18\x03 \x01(\bR\arefresh\"9\n" +
+	"\vPrepareMove\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\fR\x04move\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\fR\x06target\" \n" +
+	"\n" +
+	"FreezeMove\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\fR\x04move\" \n" +
+	"\n" +
+	"CommitMove\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\fR\x04move\"\x1f\n" +
+	"\tAbortMove\x12\x12\n" +
+	"\x04move\x18\x01 \x01(\fR\x04move\"9\n" +
+	"\bTakeOver\x12-\n" +
+	"\x05chain\x18\x01 \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\"N\n" +
+	"\x0eExpireSessions\x12\x1a\n" +
+	"\bsessions\x18\x01 \x03(\tR\bsessions\x12 \n" +
+	"\fused_unix_ms\x18\x02 \x03(\x03R\n" +
+	"usedUnixMs\"\xe4\x03\n" +
+	"\rSessionRecord\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12!\n" +
+	"\fnamespace_id\x18\x02 \x01(\fR\vnamespaceId\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\fR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bsequence\x18\x05 \x01(\x04R\bsequence\x12-\n" +
+	"\x05state\x18\x06 \x01(\x0e2\x17.kvtier.v1.SessionStateR\x05state\x12-\n" +
+	"\x05chain\x18\a \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\x126\n" +
+	"\tretention\x18\b \x01(\v2\x18.kvtier.v1.RetainSessionR\tretention\x12 \n" +
+	"\fused_unix_ms\x18\t \x01(\x03R\n" +
+	"usedUnixMs\x12\x12\n" +
+	"\x04move\x18\n" +
+	" \x01(\fR\x04move\x12\x16\n" +
+	"\x06target\x18\v \x01(\fR\x06target\x12\x16\n" +
+	"\x06second\x18\f \x01(\fR\x06second\x12\x16\n" +
+	"\x06parent\x18\r \x01(\tR\x06parent\x12$\n" +
+	"\x0eopened_unix_ms\x18\x0e \x01(\x03R\fopenedUnixMs\x12\x14\n" +
+	"\x05moves\x18\x0f \x01(\rR\x05moves\"\x87\x03\n" +
 	"\x0fDirectoryRecord\x123\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvtier.v1.SnapshotHeaderH\x00R\x06header\x12+\n" +
 	"\x04node\x18\x02 \x01(\v2\x15.kvtier.v1.NodeRecordH\x00R\x04node\x12:\n" +
 	"\tnamespace\x18\x03 \x01(\v2\x1a.kvtier.v1.NamespaceRecordH\x00R\tnamespace\x121\n" +
 	"\x06claims\x18\x04 \x01(\v2\x17.kvtier.v1.ClaimsRecordH\x00R\x06claims\x127\n" +
 	"\brequests\x18\x05 \x01(\v2\x19.kvtier.v1.RequestsRecordH\x00R\brequests\x12*\n" +
-	"\x03end\x18\x06 \x01(\v2\x16.kvtier.v1.SnapshotEndH\x00R\x03endB\b\n" +
+	"\x03end\x18\x06 \x01(\v2\x16.kvtier.v1.SnapshotEndH\x00R\x03end\x124\n" +
+	"\asession\x18\a \x01(\v2\x18.kvtier.v1.SessionRecordH\x00R\asessionB\b\n" +
 	"\x06record\"\x9c\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1e\n" +
@@ -1665,7 +2892,12 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\rNODE_STATE_UP\x10\x01\x12\x13\n" +
 	"\x0fNODE_STATE_DOWN\x10\x02\x12\x17\n" +
 	"\x13NODE_STATE_DRAINING\x10\x03\x12\x13\n" +
-	"\x0fNODE_STATE_LEFT\x10\x04*\xd9\x01\n" +
+	"\x0fNODE_STATE_LEFT\x10\x04*~\n" +
+	"\fSessionState\x12\x1d\n" +
+	"\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14SESSION_STATE_ACTIVE\x10\x01\x12\x1b\n" +
+	"\x17SESSION_STATE_MIGRATING\x10\x02\x12\x18\n" +
+	"\x14SESSION_STATE_FROZEN\x10\x03*\xb8\x02\n" +
 	"\x0fDirectoryResult\x12 \n" +
 	"\x1cDIRECTORY_RESULT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13DIRECTORY_RESULT_OK\x10\x01\x12\x1a\n" +
@@ -1673,7 +2905,10 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\x14DIRECTORY_RESULT_GAP\x10\x03\x12\x1c\n" +
 	"\x18DIRECTORY_RESULT_UNKNOWN\x10\x04\x12\x19\n" +
 	"\x15DIRECTORY_RESULT_FULL\x10\x05\x12\x1c\n" +
-	"\x18DIRECTORY_RESULT_INVALID\x10\x06B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\x18DIRECTORY_RESULT_INVALID\x10\x06\x12\x1b\n" +
+	"\x17DIRECTORY_RESULT_FROZEN\x10\a\x12\x1e\n" +
+	"\x1aDIRECTORY_RESULT_NOT_OWNER\x10\b\x12 \n" +
+	"\x1cDIRECTORY_RESULT_OWNER_ALIVE\x10\tB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_directory_proto_rawDescOnce sync.Once
@@ -1687,57 +2922,90 @@ func file_kvtier_v1_directory_proto_rawDescGZIP() []byte {
 	return file_kvtier_v1_directory_proto_rawDescData
 }
 
-var file_kvtier_v1_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvtier_v1_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_kvtier_v1_directory_proto_goTypes = []any{
 	(NodeState)(0),           // 0: kvtier.v1.NodeState
-	(DirectoryResult)(0),     // 1: kvtier.v1.DirectoryResult
-	(*DirectoryCommand)(nil), // 2: kvtier.v1.DirectoryCommand
-	(*Tick)(nil),             // 3: kvtier.v1.Tick
-	(*JoinNode)(nil),         // 4: kvtier.v1.JoinNode
-	(*TierCapacity)(nil),     // 5: kvtier.v1.TierCapacity
-	(*SetNodeState)(nil),     // 6: kvtier.v1.SetNodeState
-	(*RemoveNode)(nil),       // 7: kvtier.v1.RemoveNode
-	(*PutNamespace)(nil),     // 8: kvtier.v1.PutNamespace
-	(*RemoveNamespace)(nil),  // 9: kvtier.v1.RemoveNamespace
-	(*ClaimBatch)(nil),       // 10: kvtier.v1.ClaimBatch
-	(*ClaimRepair)(nil),      // 11: kvtier.v1.ClaimRepair
-	(*DropClaims)(nil),       // 12: kvtier.v1.DropClaims
-	(*DirectoryRecord)(nil),  // 13: kvtier.v1.DirectoryRecord
-	(*SnapshotHeader)(nil),   // 14: kvtier.v1.SnapshotHeader
-	(*NodeRecord)(nil),       // 15: kvtier.v1.NodeRecord
-	(*NamespaceRecord)(nil),  // 16: kvtier.v1.NamespaceRecord
-	(*ClaimsRecord)(nil),     // 17: kvtier.v1.ClaimsRecord
-	(*RequestsRecord)(nil),   // 18: kvtier.v1.RequestsRecord
-	(*SnapshotEnd)(nil),      // 19: kvtier.v1.SnapshotEnd
-	(Tier)(0),                // 20: kvtier.v1.Tier
+	(SessionState)(0),        // 1: kvtier.v1.SessionState
+	(DirectoryResult)(0),     // 2: kvtier.v1.DirectoryResult
+	(*DirectoryCommand)(nil), // 3: kvtier.v1.DirectoryCommand
+	(*Tick)(nil),             // 4: kvtier.v1.Tick
+	(*JoinNode)(nil),         // 5: kvtier.v1.JoinNode
+	(*TierCapacity)(nil),     // 6: kvtier.v1.TierCapacity
+	(*SetNodeState)(nil),     // 7: kvtier.v1.SetNodeState
+	(*RemoveNode)(nil),       // 8: kvtier.v1.RemoveNode
+	(*PutNamespace)(nil),     // 9: kvtier.v1.PutNamespace
+	(*RemoveNamespace)(nil),  // 10: kvtier.v1.RemoveNamespace
+	(*ClaimBatch)(nil),       // 11: kvtier.v1.ClaimBatch
+	(*ClaimRepair)(nil),      // 12: kvtier.v1.ClaimRepair
+	(*DropClaims)(nil),       // 13: kvtier.v1.DropClaims
+	(*SessionCommand)(nil),   // 14: kvtier.v1.SessionCommand
+	(*OpenSession)(nil),      // 15: kvtier.v1.OpenSession
+	(*SessionChain)(nil),     // 16: kvtier.v1.SessionChain
+	(*AppendSession)(nil),    // 17: kvtier.v1.AppendSession
+	(*CloseSession)(nil),     // 18: kvtier.v1.CloseSession
+	(*RetainSession)(nil),    // 19: kvtier.v1.RetainSession
+	(*PrepareMove)(nil),      // 20: kvtier.v1.PrepareMove
+	(*FreezeMove)(nil),       // 21: kvtier.v1.FreezeMove
+	(*CommitMove)(nil),       // 22: kvtier.v1.CommitMove
+	(*AbortMove)(nil),        // 23: kvtier.v1.AbortMove
+	(*TakeOver)(nil),         // 24: kvtier.v1.TakeOver
+	(*ExpireSessions)(nil),   // 25: kvtier.v1.ExpireSessions
+	(*SessionRecord)(nil),    // 26: kvtier.v1.SessionRecord
+	(*DirectoryRecord)(nil),  // 27: kvtier.v1.DirectoryRecord
+	(*SnapshotHeader)(nil),   // 28: kvtier.v1.SnapshotHeader
+	(*NodeRecord)(nil),       // 29: kvtier.v1.NodeRecord
+	(*NamespaceRecord)(nil),  // 30: kvtier.v1.NamespaceRecord
+	(*ClaimsRecord)(nil),     // 31: kvtier.v1.ClaimsRecord
+	(*RequestsRecord)(nil),   // 32: kvtier.v1.RequestsRecord
+	(*SnapshotEnd)(nil),      // 33: kvtier.v1.SnapshotEnd
+	(Tier)(0),                // 34: kvtier.v1.Tier
 }
 var file_kvtier_v1_directory_proto_depIdxs = []int32{
-	4,  // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
-	6,  // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
-	7,  // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
-	8,  // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
-	9,  // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
-	10, // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
-	11, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
-	12, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
-	3,  // 8: kvtier.v1.DirectoryCommand.tick:type_name -> kvtier.v1.Tick
-	5,  // 9: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
-	20, // 10: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
-	0,  // 11: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
-	14, // 12: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
-	15, // 13: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
-	16, // 14: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
-	17, // 15: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
-	18, // 16: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
-	19, // 17: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
-	4,  // 18: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
-	0,  // 19: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	5,  // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
+	7,  // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
+	8,  // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
+	9,  // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
+	10, // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
+	11, // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
+	12, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
+	13, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
+	4,  // 8: kvtier.v1.DirectoryCommand.tick:type_name -> kvtier.v1.Tick
+	14, // 9: kvtier.v1.DirectoryCommand.session:type_name -> kvtier.v1.SessionCommand
+	25, // 10: kvtier.v1.DirectoryCommand.expire_sessions:type_name -> kvtier.v1.ExpireSessions
+	6,  // 11: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
+	34, // 12: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
+	0,  // 13: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
+	15, // 14: kvtier.v1.SessionCommand.open:type_name -> kvtier.v1.OpenSession
+	17, // 15: kvtier.v1.SessionCommand.append:type_name -> kvtier.v1.AppendSession
+	18, // 16: kvtier.v1.SessionCommand.close:type_name -> kvtier.v1.CloseSession
+	19, // 17: kvtier.v1.SessionCommand.retain:type_name -> kvtier.v1.RetainSession
+	20, // 18: kvtier.v1.SessionCommand.prepare:type_name -> kvtier.v1.PrepareMove
+	21, // 19: kvtier.v1.SessionCommand.freeze:type_name -> kvtier.v1.FreezeMove
+	22, // 20: kvtier.v1.SessionCommand.commit:type_name -> kvtier.v1.CommitMove
+	23, // 21: kvtier.v1.SessionCommand.abort:type_name -> kvtier.v1.AbortMove
+	24, // 22: kvtier.v1.SessionCommand.take_over:type_name -> kvtier.v1.TakeOver
+	19, // 23: kvtier.v1.OpenSession.retention:type_name -> kvtier.v1.RetainSession
+	16, // 24: kvtier.v1.OpenSession.chain:type_name -> kvtier.v1.SessionChain
+	16, // 25: kvtier.v1.AppendSession.chain:type_name -> kvtier.v1.SessionChain
+	16, // 26: kvtier.v1.TakeOver.chain:type_name -> kvtier.v1.SessionChain
+	1,  // 27: kvtier.v1.SessionRecord.state:type_name -> kvtier.v1.SessionState
+	16, // 28: kvtier.v1.SessionRecord.chain:type_name -> kvtier.v1.SessionChain
+	19, // 29: kvtier.v1.SessionRecord.retention:type_name -> kvtier.v1.RetainSession
+	28, // 30: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
+	29, // 31: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
+	30, // 32: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
+	31, // 33: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
+	32, // 34: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
+	33, // 35: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
+	26, // 36: kvtier.v1.DirectoryRecord.session:type_name -> kvtier.v1.SessionRecord
+	5,  // 37: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
+	0,  // 38: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_directory_proto_init() }
@@ -1756,22 +3024,36 @@ func file_kvtier_v1_directory_proto_init() {
 		(*DirectoryCommand_ClaimRepair)(nil),
 		(*DirectoryCommand_DropClaims)(nil),
 		(*DirectoryCommand_Tick)(nil),
+		(*DirectoryCommand_Session)(nil),
+		(*DirectoryCommand_ExpireSessions)(nil),
 	}
 	file_kvtier_v1_directory_proto_msgTypes[11].OneofWrappers = []any{
+		(*SessionCommand_Open)(nil),
+		(*SessionCommand_Append)(nil),
+		(*SessionCommand_Close)(nil),
+		(*SessionCommand_Retain)(nil),
+		(*SessionCommand_Prepare)(nil),
+		(*SessionCommand_Freeze)(nil),
+		(*SessionCommand_Commit)(nil),
+		(*SessionCommand_Abort)(nil),
+		(*SessionCommand_TakeOver)(nil),
+	}
+	file_kvtier_v1_directory_proto_msgTypes[24].OneofWrappers = []any{
 		(*DirectoryRecord_Header)(nil),
 		(*DirectoryRecord_Node)(nil),
 		(*DirectoryRecord_Namespace)(nil),
 		(*DirectoryRecord_Claims)(nil),
 		(*DirectoryRecord_Requests)(nil),
 		(*DirectoryRecord_End)(nil),
+		(*DirectoryRecord_Session)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_directory_proto_rawDesc), len(file_kvtier_v1_directory_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   18,
+			NumEnums:      3,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
