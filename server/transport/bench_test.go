@@ -2,7 +2,6 @@ package transport
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -73,8 +72,13 @@ const benchArena = 256 << 20
 // BenchmarkPages fetches pages over loopback, in rounds that alternate with a
 // plain TCP copy that checks XXH3 per 64 KiB, both in this process.
 func BenchmarkPages(b *testing.B) {
-	for _, page := range []int{256 << 10, 2 << 20} {
-		b.Run(fmt.Sprintf("%dKiB", page>>10), func(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		page int
+		tls  bool
+	}{{"256KiB", 256 << 10, false}, {"2MiB", 2 << 20, false}, {"tls/16KiB", 16 << 10, true}, {"tls/256KiB", 256 << 10, true}} {
+		page := c.page
+		b.Run(c.name, func(b *testing.B) {
 			src, dst := arena(b, benchArena), arena(b, benchArena)
 			n := benchArena / page
 			r := &rack{mem: src, page: page, sums: make([]uint64, n)}
@@ -82,11 +86,16 @@ func BenchmarkPages(b *testing.B) {
 				pattern(src[i*page:][:page], 1, nameOf(i), 0)
 				r.sums[i] = paging.Checksum(src[i*page:][:page])
 			}
+			ca := newAuthority(b)
 			addrs := map[placement.NodeID]string{}
 			var nodes [2]*Transport
 			for k := range nodes {
 				id := placement.NodeID{byte(k + 1)}
-				m, err := OpenMux(MuxConfig{ID: id, Cluster: "bench", Listen: "127.0.0.1:0", Resolve: func(id placement.NodeID) (string, bool) { return addrs[id], true }})
+				conf := MuxConfig{ID: id, Cluster: "bench", Listen: "127.0.0.1:0", Resolve: func(id placement.NodeID) (string, bool) { return addrs[id], true }}
+				if c.tls {
+					conf.TLS = ca.issue(NodeName(id), nil)
+				}
+				m, err := OpenMux(conf)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -223,6 +223,7 @@ func TestOneFetchForOnePage(t *testing.T) {
 			t.Error("a call that only heard of its page set a slot aside")
 		}
 	}
+	waitFor(t, "the source to count", func() bool { return a.Metrics().PagesSent > 0 }) // after its write, which may return late
 	if sent := a.Metrics().PagesSent; own != 1 || sent != 1 {
 		t.Errorf("%d calls got the page themselves, it was sent %d times", own, sent)
 	}

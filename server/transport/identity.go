@@ -71,7 +71,7 @@ func (t *TLS) accept(ctx context.Context, c net.Conn) (net.Conn, func(placement.
 		return nil, nil, err
 	}
 	conf.ClientAuth, conf.ClientCAs = tls.RequireAndVerifyClientCert, roots
-	s := tls.Server(c, conf)
+	s := tls.Server(&cork{Conn: c}, conf)
 	if err := s.HandshakeContext(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -92,7 +92,7 @@ func (t *TLS) dial(ctx context.Context, c net.Conn, to placement.NodeID) (net.Co
 	// recognised by its identity, whatever address it has, so both are checked here.
 	conf.InsecureSkipVerify = true
 	conf.VerifyConnection = func(state tls.ConnectionState) error { return t.verify(state.PeerCertificates, roots, to) }
-	s := tls.Client(c, conf)
+	s := tls.Client(&cork{Conn: c}, conf)
 	if err := s.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}

@@ -19,13 +19,13 @@ import (
 
 // authority signs certificates.
 type authority struct {
-	t    *testing.T
+	t    testing.TB
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	pool *x509.CertPool
 }
 
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t testing.TB) *authority {
 	a := &authority{t: t, pool: x509.NewCertPool()}
 	a.cert, a.key = a.sign(&x509.Certificate{
 		Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,

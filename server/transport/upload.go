@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -22,6 +23,7 @@ type upload struct {
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	wake   chan struct{} // capacity 1: there may be something to write
+	cork   *cork         // below TLS; nil: none
 
 	// Guarded by loads.mu.
 	loads struct {
@@ -75,7 +77,7 @@ type sending struct {
 
 // serveBulk is the life of a bulk connection that another node made.
 func (t *Transport) serveBulk(l *link) {
-	u := &upload{t: t, l: l, wake: make(chan struct{}, 1)}
+	u := &upload{t: t, l: l, wake: make(chan struct{}, 1), cork: corkOf(l.Conn)}
 	u.ctx, u.cancel = context.WithCancel(t.ctx)
 	u.mu.open = map[uint64]*serving{}
 	defer u.cancel()
@@ -374,7 +376,7 @@ func (u *upload) flush() error {
 		return err
 	}
 	pages, bytes := u.batch.pages, u.batch.pageBytes
-	if err := u.batch.writeTo(u.l.Conn); err != nil {
+	if err := u.batch.writeTo(u.l.Conn, u.cork); err != nil {
 		return err
 	}
 	u.t.metrics.pagesSent.Add(int64(pages))
@@ -485,9 +487,16 @@ func (b *batch) page(s *serving) {
 	}
 }
 
-func (b *batch) writeTo(w io.Writer) error {
+// writeTo writes the batch: by one call of the kernel without TLS, by one for
+// each corkBytes with it.
+func (b *batch) writeTo(w io.Writer, below *cork) error {
+	if below == nil {
+		_, err := b.out.WriteTo(w)
+		return err
+	}
+	below.hold()
 	_, err := b.out.WriteTo(w)
-	return err
+	return errors.Join(err, below.release())
 }
 
 func (b *batch) reset() {
