@@ -84,7 +84,7 @@ func (h *Hierarchy) diskDonor(t *tenant) *tenant {
 // written or loaded.
 func (h *Hierarchy) mayNotLeaveDisk(id blockID) bool {
 	b := h.mu.index.at(id)
-	return b.disk == 0 || b.flags.has(writing|busy|dropped)
+	return b.disk == 0 || b.flags.has(writing|busy|dropped) || len(h.mu.serving) > 0 && h.mu.serving[id] > 0
 }
 
 // leaveDisk evicts a block from the disk. If it is in RAM it stays there, and

@@ -143,6 +143,7 @@ type Hierarchy struct {
 		device        deviceState
 		changes       changeLog
 		history       history
+		serving       map[blockID]int // by Served that may read their copies on disk
 	}
 }
 
@@ -169,6 +170,7 @@ func Open(ctx context.Context, cfg Config) (*Hierarchy, error) {
 	m.foreseen.of = make(map[blockID]note)
 	m.attempts = make(map[*Attempt]struct{})
 	m.durable = make(map[blockID][]*waiter)
+	m.serving = make(map[blockID]int)
 	m.work = sync.NewCond(&h.mu)
 	m.cleaned = make(chan struct{})
 	m.changes.signal = make(chan struct{}, 1)

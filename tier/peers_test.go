@@ -413,3 +413,40 @@ func TestServe(t *testing.T) {
 		}
 	})
 }
+
+// What is read for another node stays on disk until it was read, whoever wants the
+// room meanwhile.
+func TestServedPagesStayOnDisk(t *testing.T) {
+	inBubble(t, func(t *testing.T, k *kit, _ *tiertest.Faulty) {
+		names := chain(1, 0, 8)
+		k.toDisk(names)
+		one := paging.PartSet(0).With(0)
+		var blocks []tier.BlockParts
+		for _, name := range names {
+			blocks = append(blocks, tier.BlockParts{Name: name, Parts: one})
+		}
+		s, err := k.Serve(k.id, blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for c := range 40 { // more than the disk holds
+			k.put(chain(100+c, 0, 16), 0, 0, tier.CommitOptions{Durable: true})
+		}
+		if k.Metrics().DiskEvictedBlocks == 0 {
+			t.Fatal("nothing left the disk")
+		}
+		dst := make([]byte, pageBytes)
+		for i, name := range names {
+			if _, err := s.Load(t.Context(), i, 0, dst); err != nil || string(dst) != string(k.content(name, 0)) {
+				t.Errorf("block %d: %v", i, err)
+			}
+		}
+		s.Close()
+		for c := range 40 {
+			k.put(chain(200+c, 0, 16), 0, 0, tier.CommitOptions{Durable: true})
+		}
+		if _, onDisk := k.where(names[0]); onDisk {
+			t.Error("it stays for ever")
+		}
+	})
+}

@@ -70,6 +70,9 @@ func (h *Hierarchy) Serve(ns paging.NamespaceID, blocks []BlockParts) (*Served, 
 		row.id = id
 		row.pages = append(row.pages, h.pagesOf(b)...)
 		h.pin(b)
+		if row.disk != 0 {
+			h.mu.serving[id]++
+		}
 		if b.ram != 0 {
 			h.touch(id, b, n.tenant, 0, now)
 		} else {
@@ -136,6 +139,11 @@ func (s *Served) Close() {
 	}
 	for i := range s.rows {
 		if id := s.rows[i].id; id != 0 {
+			if s.rows[i].disk != 0 {
+				if h.mu.serving[id]--; h.mu.serving[id] == 0 {
+					delete(h.mu.serving, id)
+				}
+			}
 			h.unpin(id, h.mu.index.at(id))
 		}
 	}
