@@ -140,7 +140,7 @@ func (l *link) attach(ctx context.Context) error {
 	l.tether = tether
 	var pool *poolRange
 	if c.cfg.DevicePool {
-		if pool, err = newPool(w.GetArenas()); err != nil {
+		if pool, err = newPool(w); err != nil {
 			return fmt.Errorf("attach: %w", err)
 		}
 	}
@@ -184,6 +184,7 @@ func (c *Client) hello() *kvtierv1.Hello {
 		StagingBytes:    uint64(c.cfg.StagingBytes),
 		Ranks:           c.cfg.Ranks,
 		DevicePool:      c.cfg.DevicePool,
+		WorkingBytes:    uint64(c.cfg.WorkingBytes),
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -43,6 +43,9 @@ type Config struct {
 	// DevicePool asks for the memory of the node's HBM tier, if it has one: leases
 	// with Wanted TierHBM lie there (Socket only). See Client.Pool.
 	DevicePool bool
+	// WorkingBytes is the memory on the device that this client writes, beside the
+	// pool: where Reserve with Tier TierHBM puts pages. 0: none.
+	WorkingBytes int64
 
 	// StagingBytes is the memory for pages being written: asked of the node with
 	// Socket (0: the node's default), private with Address (0: 64 MiB).
@@ -139,8 +142,8 @@ func (c *Config) validate() error {
 	if c.Group == "" && len(c.GroupSecret) > 0 {
 		bad("GroupSecret without Group")
 	}
-	if c.StagingBytes < 0 || c.PrivateBytes < 0 {
-		bad("StagingBytes and PrivateBytes are not negative")
+	if c.StagingBytes < 0 || c.PrivateBytes < 0 || c.WorkingBytes < 0 {
+		bad("StagingBytes, PrivateBytes and WorkingBytes are not negative")
 	}
 	if c.CallTimeout < 0 || c.StallTimeout < 0 || c.DialTimeout < 0 || c.MaxHold < 0 {
 		bad("timeouts are not negative")

@@ -121,6 +121,15 @@ func (s *extentSet) open(e *shm.Extent) (m *mapping, err error) {
 	if e.Kind == shm.KindPool {
 		return m, s.openPool(m, e)
 	}
+	if e.Kind == shm.KindWorking && s.pool != nil {
+		if err := s.pool.addWorking(m, e); err != nil {
+			return nil, err
+		}
+		if m.mem != nil {
+			m.pool, m.bytes = s.pool, m.mem.Bytes()
+		}
+		return m, nil
+	}
 	if m.mem, err = e.Map(); err != nil {
 		return nil, err
 	}

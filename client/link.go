@@ -26,7 +26,8 @@ type link struct {
 	mux      *mux       // nil: streamed
 	extents  *extentSet // nil: streamed
 	tether   *shm.Tether
-	id       []byte // of the attachment
+	handles  atomic.Uint32 // of regions
+	id       []byte        // of the attachment
 	tenant   string
 	ttl      time.Duration
 	ctx      context.Context // ends when the link fails or is closed; the cause says why

@@ -241,7 +241,7 @@ func (n *testNode) serveTether(tether *shm.Tether) {
 		}
 	}
 	n.handOver(a)
-	if err := tether.Wait(n.base); err == nil {
+	if err := tether.Wait(n.base, nil); err == nil {
 		n.mu.Lock()
 		n.tethersEnd++
 		delete(n.attachments, id)

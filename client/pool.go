@@ -36,11 +36,17 @@ type Pool struct {
 	// are held. nil: the device's memory is not mapped here, see Descriptor.
 	Memory []byte
 
-	link *link
+	link         *link
+	working      paging.ExtentID // 0: none
+	workingBytes int64
 }
 
-// Offset is where a slot lies in the range of the pool.
+// Offset is where a slot lies in the range of the pool: that of a page in an
+// extent, or behind all of those that of a working page.
 func (p *Pool) Offset(s paging.Slot) int64 {
+	if p.working != 0 && s.Extent == p.working {
+		return int64(p.Places)*p.ExtentBytes + int64(s.Offset)
+	}
 	return int64(s.Extent%poolPlaces)*p.ExtentBytes + int64(s.Offset)
 }
 
@@ -84,8 +90,8 @@ type poolRange struct {
 }
 
 // newPool makes room for the pool that a node announced; nil: there is none.
-func newPool(arenas []*kvtierv1.Arena) (*poolRange, error) {
-	for _, a := range arenas {
+func newPool(w *kvtierv1.Welcome) (*poolRange, error) {
+	for _, a := range w.GetArenas() {
 		if a.GetTier() != kvtierv1.Tier_TIER_HBM {
 			continue
 		}
@@ -96,7 +102,11 @@ func newPool(arenas []*kvtierv1.Arena) (*poolRange, error) {
 		}
 		if p.Device == hostDevice {
 			var err error
-			if p.memory, err = shm.Reserve(int64(p.Places) * p.ExtentBytes); err != nil {
+			p.working, p.workingBytes = paging.ExtentID(w.GetWorkingExtent()), int64(w.GetWorkingBytes())
+			if p.workingBytes < 0 || p.workingBytes > maxPoolBytes || p.workingBytes%paging.UnitBytes != 0 {
+				return nil, fmt.Errorf("%d bytes of working pages: %w", p.workingBytes, paging.ErrIncompatible)
+			}
+			if p.memory, err = shm.Reserve(int64(p.Places)*p.ExtentBytes + p.workingBytes); err != nil {
 				return nil, err
 			}
 			p.Memory = p.memory.Bytes()
@@ -108,6 +118,28 @@ func newPool(arenas []*kvtierv1.Arena) (*poolRange, error) {
 
 // maxPoolBytes bounds the address space of a pool.
 const maxPoolBytes = 1 << 44
+
+// addWorking maps the working pages behind the extents, or keeps their descriptor.
+func (p *poolRange) addWorking(m *mapping, e *shm.Extent) (err error) {
+	if p.memory == nil {
+		m.file = e.File()
+		return nil
+	}
+	if e.ID != p.working || e.Bytes != p.workingBytes {
+		return fmt.Errorf("working pages of %d bytes in extent %d, announced were %d in %d: %w", e.Bytes, e.ID, p.workingBytes, p.working, paging.ErrInvalid)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return paging.ErrClosed
+	}
+	if m.mem, err = p.memory.MapReadWrite(int64(p.Places)*p.ExtentBytes, e.FD, e.Bytes); err != nil {
+		return err
+	}
+	e.Discard()
+	p.mapped++
+	return nil
+}
 
 // add maps an extent at its place, or keeps its descriptor.
 func (p *poolRange) add(m *mapping, e *shm.Extent) (err error) {

@@ -3,7 +3,9 @@ package client_test
 import (
 	"errors"
 	"math/rand/v2"
+	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/kvtier/kvtier/gpu"
 	"github.com/kvtier/kvtier/gpu/host"
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/paging/shm"
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/server/servertest"
 )
@@ -195,4 +198,147 @@ func TestPoolOutlivesItsDaemon(t *testing.T) {
 	}
 	lease.ReleaseAsync()
 	eventually(t, "no lease left", func() bool { return again.Metrics().Leases == 0 })
+}
+
+// Pages that are written on the device are committed there, and an attention over
+// pool and working pages together has one base address.
+func TestWriteOnTheDevice(t *testing.T) {
+	n := startDaemon(t, func(cfg *server.Config) { cfg.HBMBytes = 32 << 20 })
+	cfg := daemonFaces(n)[false]
+	cfg.DevicePool, cfg.WorkingBytes = true, 1<<20
+	c := open(t, cfg)
+	ns := register(t, c)
+	names := chain(1, 8)
+	a, err := c.Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: names, Tier: client.TierHBM})
+	if err != nil || a.Rows() != 8 {
+		t.Fatalf("%v", err)
+	}
+	pool, err := c.Pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for row := range a.Rows() {
+		for part := range 2 {
+			page := a.Page(row, part)
+			fillPage(names[row], part, page)
+			slot, ok := a.Slot(row, part)
+			if at := pool.Offset(slot); !ok || &pool.Memory[at] != &page[0] {
+				t.Fatalf("working page at %d does not lie in the range of the pool", at)
+			}
+		}
+	}
+	outcomes, err := a.Commit(t.Context(), client.CommitOptions{})
+	if err != nil || outcomes[0] != client.OutcomeCommitted || outcomes[7] != client.OutcomeCommitted {
+		t.Fatalf("%v, %v", outcomes, err)
+	}
+	lease := fetchUp(t, c, ns, names)
+	if lease.Tiers[0] != client.TierHBM || lease.Usable != 8 {
+		t.Errorf("%d blocks from %v after a commit on the device", lease.Usable, lease.Tiers)
+	}
+	down := fetch(t, c, ns, names)
+	if err := errors.Join(readAll(lease, names, 2), lease.Release(t.Context()), readAll(down, names, 2), down.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if m := n.Metrics(); m.Hierarchy.FilledPages != 0 || m.Hierarchy.GatherErrors != 0 {
+		t.Errorf("filled %d pages, %d rows failed", m.Hierarchy.FilledPages, m.Hierarchy.GatherErrors)
+	}
+	if _, err := open(t, daemonFaces(n)[false]).Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: chain(2, 1), Tier: client.TierHBM}); !errors.Is(err, paging.ErrInvalid) {
+		t.Errorf("without working pages: %v", err)
+	}
+}
+
+// An engine's own KV cache: K and V of each part lie in planes of their own, and
+// blocks go in and come out where the engine wants them.
+func TestRegion(t *testing.T) {
+	n, c := openPool(t)
+	ns := register(t, c)
+	const blocks, page0, page1 = 16, 16 << 10, 4096
+	mem, err := shm.CreateStaging("kvtier-test-engine", blocks*(page0+page1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	fd, err := syscall.Dup(mem.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), "engine")
+	defer file.Close()
+	request := client.RegionRequest{Namespace: ns, File: file, Bytes: mem.Size(), Blocks: blocks, Parts: []client.RegionPart{
+		{Part: 0, BlockStride: page0 / 2, Pieces: 2, PieceStride: blocks * page0 / 2},
+		{Part: 1, Offset: blocks * page0, BlockStride: page1},
+	}}
+	region, err := c.RegisterRegion(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(block, part int) [][]byte { // the pieces of a page
+		if part == 1 {
+			return [][]byte{mem.Bytes()[blocks*page0+block*page1:][:page1]}
+		}
+		k := mem.Bytes()[block*page0/2:][:page0/2]
+		return [][]byte{k, mem.Bytes()[blocks*page0/2+block*page0/2:][:page0/2]}
+	}
+	names := chain(1, 6)
+	where := []int{3, 0, 15, 7, 8, 1}
+	for i, name := range names {
+		for part, size := range []int{page0, page1} {
+			page := make([]byte, size)
+			fillPage(name, part, page)
+			for _, piece := range at(where[i], part) {
+				page = page[copy(piece, page):]
+			}
+		}
+	}
+	a, err := c.Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: names, Region: region, Blocks: where})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := region.Drop(t.Context()); !errors.Is(err, paging.ErrUnavailable) {
+		t.Errorf("drop under an open attempt: %v", err)
+	}
+	if out, err := a.Commit(t.Context(), client.CommitOptions{}); err != nil || out[5] != client.OutcomeCommitted {
+		t.Fatalf("%v, %v", out, err)
+	}
+	clear(mem.Bytes())
+	lease := fetch(t, c, ns, names)
+	if err := errors.Join(readAll(lease, names, 2), lease.Release(t.Context())); err != nil {
+		t.Error(err)
+	}
+	back := []int{4, 5, 6, 9, 10, 11, 12}
+	got, err := c.FetchInto(t.Context(), client.FetchIntoRequest{Namespace: ns, Names: chain(1, 7), Region: region, Blocks: back, Timeout: time.Second})
+	if err != nil || got.Usable != 6 || len(got.Shortfalls) != 1 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for i, name := range names {
+		for part := range 2 {
+			if err := checkPage(name, part, slices.Concat(at(back[i], part)...)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	// What does not fit is refused at once.
+	for name, spoil := range map[string]func(r *client.RegionRequest){
+		"beyond the end": func(r *client.RegionRequest) { r.Blocks = 17 },
+		"wrong stride":   func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 1, BlockStride: 1 << 40}} },
+		"odd pieces":     func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 0, Pieces: 3}} },
+		"no such part":   func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 2}} },
+		"other length":   func(r *client.RegionRequest) { r.Bytes += 4096 },
+	} {
+		bad := request
+		spoil(&bad)
+		if _, err := c.RegisterRegion(t.Context(), bad); !errors.Is(err, paging.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := c.FetchInto(t.Context(), client.FetchIntoRequest{Namespace: ns, Names: names[:1], Region: region, Blocks: []int{16}}); !errors.Is(err, paging.ErrInvalid) {
+		t.Errorf("a block out of range: %v", err)
+	}
+	if err := errors.Join(region.Drop(t.Context()), region.Drop(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.FetchInto(t.Context(), client.FetchIntoRequest{Namespace: ns, Names: names[:1], Region: region, Blocks: []int{1}}); !errors.Is(err, paging.ErrNotFound) {
+		t.Errorf("a region that was dropped: %v", err)
+	}
+	_ = n
 }

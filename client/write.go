@@ -21,6 +21,13 @@ type ReserveRequest struct {
 	Parts     paging.PartSet     // parts that this writer brings; 0: those of Config.Ranks
 	TTL       time.Duration      // after it the attempt cannot be committed any more; 0: 60 s, at most 10 min
 	Timeout   time.Duration      // time that the node may take to make room; 0: 1 s
+	// Tier is where the pages are written: TierNone or TierRAM is staging, TierHBM
+	// the working pages on the device (Config.WorkingBytes).
+	Tier Tier
+	// Region holds the pages already, in these of its blocks, one per name; the
+	// Attempt has no memory to fill. nil: they are to be written.
+	Region *Region
+	Blocks []int
 }
 
 // CommitOptions says what to commit and how.
@@ -93,7 +100,13 @@ func (c *Client) Reserve(ctx context.Context, r ReserveRequest) (*Attempt, error
 	req := &kvtierv1.ReserveRequest{
 		Attachment: l.id, NamespaceId: r.Namespace[:], BlockNames: packed, FirstBlock: uint32(r.First),
 		Parts: uint64(r.Parts), Ttl: span(r.TTL), Timeout: span(r.Timeout),
-		Attempt: make([]byte, kvstatus.AttachmentBytes),
+		Attempt: make([]byte, kvstatus.AttachmentBytes), Tier: kvtierv1.Tier(r.Tier),
+	}
+	if r.Region != nil {
+		if len(r.Blocks) != len(r.Names) || r.Region.link != l {
+			return nil, fmt.Errorf("reserve: %d blocks of a region for %d names, or a region of an attachment that ended: %w", len(r.Blocks), len(r.Names), paging.ErrInvalid)
+		}
+		req.RegionId, req.RegionBlocks = r.Region.ID, packBlocks(r.Blocks)
 	}
 	_, _ = rand.Read(req.Attempt) // never fails
 	var resp *kvtierv1.ReserveResponse
@@ -205,6 +218,17 @@ func (a *Attempt) Page(row, part int) []byte {
 		}
 	}
 	return nil
+}
+
+// Slot is the place of the memory of Page, for those who hand it to a device;
+// false: there is none, or it is private.
+func (a *Attempt) Slot(row, part int) (paging.Slot, bool) {
+	if row < 0 || row >= len(a.blocks) || part < 0 || part >= paging.MaxParts || !a.Parts.Has(part) || a.own != nil {
+		return paging.Slot{}, false
+	}
+	at := row*a.cols + (a.Parts & paging.AllParts(part)).Len()
+	s, err := paging.DecodeSlot(a.slots[at*paging.SlotBytes:])
+	return s, err == nil && s.Bytes != 0
 }
 
 // Commit publishes filled rows: from then on the pages are immutable and found

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/tier"
 )
 
 // attachState is where an attachment is in its life.
@@ -61,6 +62,7 @@ type attachment struct {
 	leases      leases
 	attempts    map[rpc.ID]*attempt
 	staging     staging
+	device      deviceMemory
 	prefetches  map[uint64]*prefetch
 	outbox      outbox
 }
@@ -132,6 +134,9 @@ func (a *attachment) Detach() {
 	}
 	attempts, prefetches := a.attempts, a.prefetches
 	a.attempts, a.prefetches = nil, nil
+	for _, t := range attempts {
+		a.leaveRegionLocked(t)
+	}
 	a.mu.Unlock()
 
 	for _, t := range attempts {
@@ -157,7 +162,7 @@ func (a *attachment) free() {
 	}
 	a.state = gone
 	holds := a.leases.removeAll()
-	over := a.staging.take()
+	over, device := a.takeMemoryLocked()
 	a.mu.Unlock()
 	for _, h := range holds {
 		h.Release()
@@ -165,8 +170,26 @@ func (a *attachment) free() {
 	a.endLife()
 	a.handing.Lock() // descriptors of the staging may be on their way
 	a.node.freeStaging(over)
+	a.node.freeDevice(device)
 	a.handing.Unlock()
 	a.node.attachments.remove(a)
+}
+
+// takeMemoryLocked closes the lists of the engine's memory and returns what is to
+// be given back, unless a commit reads from it: that one does when it ends.
+// Requires mu.
+func (a *attachment) takeMemoryLocked() ([]stagingExtent, []tier.Shared) {
+	over := a.staging.take()
+	if a.staging.busy > 0 {
+		return nil, nil
+	}
+	for id, r := range a.device.regions {
+		if r.busy > 0 { // a FetchInto: it gives the region back
+			r.dropped = true
+			delete(a.device.regions, id)
+		}
+	}
+	return over, a.device.take()
 }
 
 // discard gives everything back at the end of the node.
@@ -376,18 +399,26 @@ func (n *node) Attach(ctx context.Context, c rpc.Caller, h *rpc.Hello) (rpc.Atta
 	}
 	err := a.growUpTo(ctx, n.stagingSize(h.StagingBytes), paging.UnitBytes)
 	if err == nil {
-		if err = n.attachments.add(a); err != nil {
-			n.freeStaging(a.staging.take())
-		}
+		err = a.addWorking(h.WorkingBytes)
+	}
+	if err == nil {
+		err = n.attachments.add(a)
 	}
 	if err != nil {
+		n.freeStaging(a.staging.take())
+		n.freeDevice(a.device.take())
 		if a.group != nil {
 			n.groups.leave(a.group, a.ranks)
 		}
 		return nil, rpc.Welcome{}, err
 	}
 	n.log.Info("engine attached", "attachment", shortID(a.id), "engine", a.engine, "version", a.version, "tenant", c.Tenant, "pid", c.PID)
+	var workingBytes uint64
+	if a.device.working != nil {
+		workingBytes = uint64(a.device.working.Bytes())
+	}
 	return a, rpc.Welcome{
+		WorkingExtent: a.device.id, WorkingBytes: workingBytes,
 		Attachment: a.id, Node: n.identity.node, Incarnation: n.identity.incarnation, HandoffSocket: n.cfg.HandoffSocket,
 		Tenant: c.Tenant, Arenas: n.arenas(), StagingExtent: a.staging.newest(), StagingBytes: uint64(a.staging.bytes),
 		LeaseTTL: n.cfg.LeaseTTL,

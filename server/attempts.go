@@ -23,6 +23,10 @@ type attempt struct {
 	rows     []attemptRow
 	open     int // rows that were neither committed nor given up
 	tier     *tier.Attempt
+	working  bool     // its staging is working pages on the device
+	region   *region  // its pages lie there already; nil: they are staged
+	blocks   []uint32 // of the region, per named block
+	left     bool     // let go of the region
 }
 
 // attemptRow is one granted block.
@@ -44,6 +48,7 @@ const (
 type stagedRow struct {
 	places []paging.Place // Extent 0: no page there
 	src    [][]byte       // the memory at places; nil: no page there
+	spans  [][]tier.Span  // instead of src: where the pages are on the device
 }
 
 // stage sets staging aside for the pages of these parts, in columns of the parts
@@ -77,19 +82,75 @@ func (s *staging) unstage(places []paging.Place) {
 	}
 }
 
-// rows is about how many blocks of these parts staging has room for, at least 1:
-// the hierarchy should not make room for what cannot be filled.
-func (s *staging) rows(l *paging.Layout, parts paging.PartSet) int {
+// rowsIn is about how many blocks of these parts an allocator has room for, at
+// least 1: the hierarchy should not make room for what cannot be filled.
+func rowsIn(slots *paging.Allocator, l *paging.Layout, parts paging.PartSet) int {
 	row := uint64(0)
 	for i := range l.Parts {
 		if parts.Has(i) && l.Parts[i].BlocksPerPage <= 1 {
 			row += roundUnit(l.Parts[i].PageBytes)
 		}
 	}
-	if row == 0 || s.slots == nil {
+	if row == 0 || slots == nil {
 		return 1
 	}
-	return int(max(1, s.slots.Usage().FreeBytes/row))
+	return int(max(1, slots.Usage().FreeBytes/row))
+}
+
+// bytes is the length of the slot in a column; 0: there is none.
+func (r *stagedRow) bytes(i int) uint32 {
+	switch {
+	case r.places[i].Extent == 0:
+		return 0
+	case r.spans != nil:
+		return uint32(r.spans[i][0].Bytes)
+	}
+	return uint32(len(r.src[i]))
+}
+
+// source finds out where the pages of an attempt are written. endSource follows.
+func (a *attachment) source(t *attempt, r *rpc.ReserveRequest) (err error) {
+	if r.Region != 0 {
+		t.blocks = r.Blocks
+		t.region, err = a.useRegion(r.Region, r.Namespace, t.parts, r.Blocks, len(r.Names))
+		return err
+	}
+	if tier.Kind(r.Tier) != tier.HBM {
+		return nil
+	}
+	t.working = true
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.device.working == nil {
+		return fmt.Errorf("reserve in tier hbm: attach with device_pool and working_bytes: %w", paging.ErrInvalid)
+	}
+	return nil
+}
+
+func (a *attachment) endSource(t *attempt) {
+	if t.region != nil {
+		a.endUse(t.region)
+	}
+}
+
+// leaveRegionLocked lets go of the region of an attempt that has ended.
+func (a *attachment) leaveRegionLocked(t *attempt) {
+	if t.region != nil && !t.left {
+		t.left = true
+		t.region.busy--
+	}
+}
+
+// stageLocked finds where the pages of a granted row go.
+func (a *attachment) stageLocked(l *paging.Layout, t *attempt, row int) (stagedRow, bool) {
+	switch parts := t.tier.Parts(row); {
+	case t.region != nil:
+		return t.region.stage(t.blocks[row], t.parts, parts), true
+	case t.working:
+		return a.device.stage(l, t.parts, parts)
+	default:
+		return a.staging.stage(l, t.parts, parts)
+	}
 }
 
 // Reserve implements rpc.Writer.
@@ -105,11 +166,15 @@ func (a *attachment) Reserve(ctx context.Context, r *rpc.ReserveRequest, res *rp
 	if err != nil {
 		return err
 	}
-	rows, err := a.mayReserve(layout, parts)
+	t := &attempt{parts: parts, deadline: time.Now().Add(r.TTL)}
+	if err := a.source(t, r); err != nil {
+		return err
+	}
+	defer a.endSource(t)
+	rows, err := a.mayReserve(layout, t)
 	if err != nil {
 		return err
 	}
-	t := &attempt{parts: parts, deadline: time.Now().Add(r.TTL)}
 	ta, outcomes, retry, err := a.node.hier.Reserve(ctx, tier.ReserveRequest{
 		Namespace: r.Namespace, Names: r.Names, First: r.First, Parts: parts,
 		Want: a.wants(layout, parts), MaxRows: rows, Deadline: t.deadline,
@@ -137,7 +202,7 @@ func (a *attachment) Reserve(ctx context.Context, r *rpc.ReserveRequest, res *rp
 
 // mayReserve refuses what can have no attempt, and tells how many rows staging
 // can take about now.
-func (a *attachment) mayReserve(l *paging.Layout, parts paging.PartSet) (int, error) {
+func (a *attachment) mayReserve(l *paging.Layout, t *attempt) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
@@ -146,7 +211,13 @@ func (a *attachment) mayReserve(l *paging.Layout, parts paging.PartSet) (int, er
 	case len(a.attempts) >= maxAttempts:
 		return 0, fmt.Errorf("%d write attempts are open, the most at once: commit or abort some: %w", maxAttempts, paging.ErrUnavailable)
 	}
-	return a.staging.rows(l, parts), nil
+	switch {
+	case t.region != nil:
+		return 0, nil // no bound
+	case t.working:
+		return rowsIn(a.device.slots, l, t.parts), nil
+	}
+	return rowsIn(a.staging.slots, l, t.parts), nil
 }
 
 // openAttempt finds staging for the granted rows and makes the attempt known. A
@@ -173,7 +244,7 @@ func (a *attachment) openAttempt(l *paging.Layout, t *attempt, chosen *rpc.ID, o
 		var staged stagedRow
 		if !full {
 			var ok bool
-			staged, ok = a.staging.stage(l, t.parts, t.tier.Parts(i))
+			staged, ok = a.stageLocked(l, t, i)
 			full = !ok
 		}
 		if full {
@@ -188,6 +259,9 @@ func (a *attachment) openAttempt(l *paging.Layout, t *attempt, chosen *rpc.ID, o
 		return nil, nil
 	}
 	t.open = len(t.rows)
+	if t.region != nil {
+		t.region.busy++ // until the attempt has ended
+	}
 	a.attempts[token] = t
 	return &token, nil
 }
@@ -195,7 +269,7 @@ func (a *attachment) openAttempt(l *paging.Layout, t *attempt, chosen *rpc.ID, o
 // appendSlots packs the staging slots of a row.
 func (r *attemptRow) appendSlots(b []byte) []byte {
 	for i, p := range r.places {
-		b = paging.AppendSlot(b, paging.Slot{Extent: p.Extent, Offset: p.Offset, Bytes: uint32(len(r.src[i]))})
+		b = paging.AppendSlot(b, paging.Slot{Extent: p.Extent, Offset: p.Offset, Bytes: r.bytes(i)})
 	}
 	return b
 }
@@ -225,7 +299,7 @@ func (a *attachment) Commit(ctx context.Context, r *rpc.CommitRequest) ([]byte, 
 	opt := commitOptions(r.Durable, r.Retention)
 	commits := make([]tier.CommitRow, len(rows))
 	for i, row := range rows {
-		commits[i] = tier.CommitRow{Row: t.rows[row].row, Src: t.rows[row].src}
+		commits[i] = tier.CommitRow{Row: t.rows[row].row, Src: t.rows[row].src, Device: t.rows[row].spans}
 	}
 	got, err := t.tier.Commit(ctx, commits, opt)
 	a.endCommit(r.Attempt, t, rows)
@@ -299,11 +373,13 @@ func (a *attachment) endCommit(token rpc.ID, t *attempt, rows []uint32) {
 	a.staging.busy--
 	a.doneLocked(token, t, rows)
 	var over []stagingExtent
+	var device []tier.Shared
 	if a.staging.closing {
-		over = a.staging.take()
+		over, device = a.takeMemoryLocked()
 	}
 	a.mu.Unlock()
 	a.node.freeStaging(over)
+	a.node.freeDevice(device)
 }
 
 // doneLocked ends rows: their staging may be used again. The attempt ends with
@@ -316,10 +392,15 @@ func (a *attachment) doneLocked(token rpc.ID, t *attempt, rows []uint32) {
 		}
 		r.state = rowDone
 		t.open--
-		a.staging.unstage(r.places)
+		if t.working {
+			a.device.unstage(r.places)
+		} else {
+			a.staging.unstage(r.places)
+		}
 	}
 	if t.open == 0 {
 		t.tier.Abort() // what was committed stays
+		a.leaveRegionLocked(t)
 		if a.attempts[token] == t {
 			delete(a.attempts, token)
 		}

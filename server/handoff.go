@@ -66,7 +66,7 @@ func (n *node) serveTether(t *shm.Tether) {
 	}()
 	for {
 		// Also after the attachment is gone: its process may have memory mapped.
-		err := t.Wait(n.ctx)
+		err := t.Wait(n.ctx, a.received)
 		if errors.Is(err, paging.ErrInvalid) || errors.Is(err, paging.ErrIncompatible) {
 			n.log.Warn("hand-off protocol broken", "attachment", shortID(a.id), "error", err)
 			a.end(fmt.Errorf("hand-off socket: %w", err))
@@ -163,6 +163,7 @@ const (
 	ramArena     = 1
 	stagingArena = 2
 	poolArena    = 3
+	workingArena = 4
 )
 
 func arenaOf(k shm.Kind) uint32 {
@@ -171,6 +172,8 @@ func arenaOf(k shm.Kind) uint32 {
 		return stagingArena
 	case shm.KindPool:
 		return poolArena
+	case shm.KindWorking:
+		return workingArena
 	}
 	return ramArena
 }

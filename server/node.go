@@ -157,7 +157,8 @@ func (n *node) arenas() []rpc.Arena {
 		{ID: stagingArena, Tier: uint8(tier.None), Device: "host", SlotAlign: paging.UnitBytes},
 	}
 	if n.hbm != nil {
-		all = append(all, poolArenaOf(n.hbm.Pool()))
+		pool := poolArenaOf(n.hbm.Pool())
+		all = append(all, pool, rpc.Arena{ID: workingArena, Tier: uint8(tier.None), Device: pool.Device, SlotAlign: paging.UnitBytes, DeviceUUID: pool.DeviceUUID, DeviceName: pool.DeviceName})
 	}
 	return all
 }

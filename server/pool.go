@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/paging/shm"
@@ -19,6 +20,11 @@ type HBM interface {
 	// table of its generations, then its memory.
 	Extents(tenant string) []shm.Extent
 	Tethered(tenant string, change int)
+	// NewWorking makes memory that an engine writes, inside the budget:
+	// paging.ErrNoSpace at once.
+	NewWorking(bytes int64) (tier.Shared, error)
+	// NewRegion takes memory that an engine exported; f is borrowed.
+	NewRegion(f *os.File, bytes int64) (tier.Shared, error)
 }
 
 // poolArena describes the device pool in the answer to hello.

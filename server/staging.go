@@ -197,5 +197,5 @@ func (a *attachment) stagingExtents() []shm.Extent {
 	for _, e := range a.staging.extents {
 		out = append(out, shm.Extent{ID: e.id, Kind: shm.KindStaging, Bytes: e.mem.Size(), FD: e.mem.FD()})
 	}
-	return out
+	return append(out, a.device.extents()...)
 }

@@ -26,8 +26,9 @@ func (a *Attempt) Commit(ctx context.Context, rows []CommitRow, opt CommitOption
 		return nil, err
 	}
 	a.copyRows(rows, out)
+	a.gatherRows(rows, out)
 	for i, r := range rows {
-		if out[i] == Duplicate {
+		if out[i] == Duplicate && r.Device == nil {
 			out[i] = a.compareRow(r)
 		}
 	}
@@ -46,6 +47,12 @@ func (a *Attempt) checkRows(rows []CommitRow) error {
 	for _, r := range rows {
 		if r.Row < 0 || r.Row >= len(a.rows) {
 			return fmt.Errorf("row %d of %d: %w", r.Row, len(a.rows), paging.ErrInvalid)
+		}
+		if r.Device != nil {
+			if err := a.checkDevice(r); err != nil {
+				return err
+			}
+			continue
 		}
 		if len(r.Src) != a.parts.Len() {
 			return fmt.Errorf("row %d with %d pages, want %d: %w", r.Row, len(r.Src), a.parts.Len(), paging.ErrInvalid)
@@ -104,7 +111,7 @@ func (a *Attempt) copyRows(rows []CommitRow, out []Outcome) {
 	var next atomic.Int64
 	work := func() {
 		for i := next.Add(1) - 1; i < int64(len(rows)); i = next.Add(1) - 1 {
-			if out[i] == Granted {
+			if out[i] == Granted && rows[i].Device == nil {
 				a.copyRow(rows[i])
 			}
 		}
@@ -206,6 +213,9 @@ func (a *Attempt) publishRow(row *attemptRow, opt CommitOptions, now uint32, w *
 		part := bits.TrailingZeros64(uint64(s))
 		a.ns.tenant.aside -= a.ns.slot[part]
 		h.publish(b, part, a.refs[at], a.sums[at])
+		if a.device != nil && a.device[at] != 0 {
+			h.publishDevice(row.id, b, part, a.device[at])
+		}
 		m.CommittedPages++
 		m.CommittedBytes += int64(a.ns.bytes[part])
 		at++

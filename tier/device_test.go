@@ -2,6 +2,7 @@ package tier_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/kvtier/kvtier/gpu/host"
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/paging/shm"
 	"github.com/kvtier/kvtier/tier"
 	"github.com/kvtier/kvtier/tier/hbm"
 	"github.com/kvtier/kvtier/tier/tiertest"
@@ -199,4 +201,90 @@ func TestDeviceDropUnderLease(t *testing.T) {
 			t.Errorf("%d pages stay on the device", u.Pages)
 		}
 	})
+}
+
+// Pages that an engine wrote on the device are committed there: summed, in RAM
+// too, and granted on the device without another copy. What the device does not
+// know is refused, and the other rows are not.
+func TestCommitFromTheDevice(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		working, err := device.NewWorking(8 * devicePage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := k.mapWorking(working)
+		names := chain(1, 0, 5)
+		a, _, _, err := k.Reserve(t.Context(), tier.ReserveRequest{Namespace: k.id, Names: names, Deadline: time.Now().Add(time.Minute)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Abort()
+		var rows []tier.CommitRow
+		for i, name := range names { // each page in two pieces, the second one first
+			page := k.content(name, 0)
+			half := len(page) / 2
+			at := i * devicePage
+			copy(memory[at+half:], page[:half])
+			copy(memory[at:], page[half:])
+			base := working.Addr() + uint64(at)
+			rows = append(rows, tier.CommitRow{Row: i, Device: [][]tier.Span{{{Addr: base + uint64(half), Bytes: int64(half)}, {Addr: base, Bytes: int64(half)}}}})
+		}
+		rows[3].Device[0][0].Addr = 0x1000
+		out, err := a.Commit(t.Context(), rows, tier.CommitOptions{})
+		if err != nil || out[0] != tier.Committed || out[3] != tier.NotReached || out[4] != tier.Committed {
+			t.Fatalf("outcomes %v, %v", out, err)
+		}
+		rows[3].Device[0][0].Addr = working.Addr() + 3*devicePage + devicePage/2
+		if out, err = a.Commit(t.Context(), rows[3:4], tier.CommitOptions{}); err != nil || out[0] != tier.Committed {
+			t.Fatalf("again: %v, %v", out, err)
+		}
+		clear(memory)
+		if k.usable(names) != 5 {
+			t.Error("not all blocks are in RAM")
+		}
+		hold := k.up(names)
+		k.served(hold, tier.HBM)
+		hold.Release()
+		if m := k.Metrics(); m.FilledPages != 0 || m.DeviceBlocks != 5 {
+			t.Errorf("filled %d pages, %d blocks on the device", m.FilledPages, m.DeviceBlocks)
+		}
+		if _, err := a.Commit(t.Context(), []tier.CommitRow{{Row: 0, Device: [][]tier.Span{{{Addr: working.Addr(), Bytes: 100}}}}}, tier.CommitOptions{}); !errors.Is(err, paging.ErrInvalid) {
+			t.Errorf("a page of another length: %v", err)
+		}
+		k.scatter(hold, device, working, memory)
+		if err := working.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// scatter brings pages back into an engine's memory, from the device and from RAM.
+func (k *kit) scatter(_ *tier.Hold, device *hbm.Arena, working tier.Shared, memory []byte) {
+	k.t.Helper()
+	names := chain(1, 0, 2)
+	up := k.up(names[:1])
+	down := k.fetch(k.t.Context(), tier.FetchRequest{Names: names[1:], First: 1})
+	defer up.Release()
+	defer down.Release()
+	errs := make([]error, 2)
+	to := [][]tier.Span{{{Addr: working.Addr(), Bytes: devicePage}}, {{Addr: working.Addr() + devicePage, Bytes: 100}, {Addr: working.Addr() + 4*devicePage, Bytes: devicePage - 100}}}
+	device.Scatter([]tier.Ref{up.Ref(0, 0), 0}, [][]byte{nil, down.Page(0, 0)}, to, errs)
+	if errs[0] != nil || errs[1] != nil {
+		k.t.Fatal(errs)
+	}
+	want := k.content(names[1], 0)
+	if string(memory[:devicePage]) != string(k.content(names[0], 0)) || string(memory[devicePage:][:100]) != string(want[:100]) || string(memory[4*devicePage:][:devicePage-100]) != string(want[100:]) {
+		k.t.Error("other bytes in the engine's memory")
+	}
+}
+
+// mapWorking maps working pages as an engine does.
+func (k *kit) mapWorking(s tier.Shared) []byte {
+	k.t.Helper()
+	m, err := shm.MapReadWrite(s.FD(), s.Bytes())
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { m.Close() })
+	return m.Bytes()
 }

@@ -138,6 +138,10 @@ func (hold *Hold) Page(row, column int) []byte {
 	return hold.arena.Bytes(hold.refs[i], hold.Slots[i].Bytes)
 }
 
+// Ref is where one page lies in the tier that was wanted; 0: there is none. Valid
+// until Release.
+func (hold *Hold) Ref(row, column int) Ref { return hold.refs[row*hold.Columns+column] }
+
 // Release gives the pages up and tells whether none of their slots was reused
 // while they were held. A second call does nothing and answers the same.
 func (hold *Hold) Release() (intact bool) {

@@ -61,6 +61,7 @@ type Metrics struct {
 	FilledBytes         int64 // bytes of pages
 	LoweredPages        int64 // copied from the device to RAM
 	LoweredBytes        int64 // bytes of pages
+	GatherErrors        int64 // rows of commits that could not be read on the device
 	DeviceEvictedBlocks int64 // copies that left the device for others
 	DeviceEvictedBytes  int64 // bytes of their slots
 	StoredBlocks        int64 // blocks written to disk

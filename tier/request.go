@@ -123,6 +123,8 @@ type CommitOptions struct {
 type CommitRow struct {
 	Row int      // index in Names of the Reserve
 	Src [][]byte // one per part of the request's Parts in rising order; nil where Attempt.Parts(Row) has none; borrowed until return
+	// Device is, instead of Src, where the pages lie on Config.Device.
+	Device [][]Span
 }
 
 // ItemOutcome is what a retention verb did to one block. The numbers are those

@@ -24,6 +24,7 @@ type Attempt struct {
 	rows    []attemptRow
 	refs    []Ref    // slots set aside, in the order of rows and parts
 	sums    []uint64 // what was committed to them
+	device  []Ref    // as refs: slots on the device of rows that come from there; nil: none did
 	expired bool
 	ended   bool
 }

@@ -255,6 +255,7 @@ func Unsettled(err error) <-chan struct{} {
 // its checksum is computed there and compared.
 type Device interface {
 	Arena
+	Engines
 
 	// Fill copies page i from src[i] to the slot refs[i], of Alloc, and sets
 	// errs[i] to what became of it: nil, paging.ErrCorrupt (the bytes in the slot
@@ -276,4 +277,35 @@ type Pool struct {
 	// Places is the number of extents when grown. The place of an extent is its
 	// number modulo 1,024, and below Places.
 	Places int
+}
+
+// Span is a piece of device memory, by an address that only its Device knows.
+type Span struct {
+	Addr  uint64
+	Bytes int64
+}
+
+// Engines is what a Device does with the memory of engines on the same device.
+// The spans of a page hold it in order; all have to lie in memory that the device
+// knows, else the errors are paging.ErrInvalid. Each call returns when the device
+// has let go of everything, or Unsettled of an error says when it will have.
+type Engines interface {
+	// Gather copies page i from its spans to the slot refs[i], where that is not 0,
+	// and to host[i], and sets its Sum to that of the bytes in the slot, or without
+	// one of those in host[i].
+	Gather(pages []Page, from [][]Span, refs []Ref, host [][]byte, errs []error)
+
+	// Scatter copies page i from the slot refs[i], or where that is 0 from host[i],
+	// to its spans.
+	Scatter(refs []Ref, host [][]byte, to [][]Span, errs []error)
+}
+
+// Shared is memory on a device that an engine maps too: working pages that the
+// device made, or a region that the engine brought.
+type Shared interface {
+	Addr() uint64 // for Span
+	Bytes() int64
+	FD() int // to hand over; it belongs to the Shared. -1: it is the engine's
+	// Close gives it back. No call names it any more.
+	Close() error
 }

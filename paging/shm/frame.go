@@ -24,6 +24,7 @@ const (
 	KindPool      Kind = 3 // an extent of a device pool, all of it slots; read-only
 	KindPoolTable Kind = 4 // the generation table of the pool extent of the same number; read-only
 	KindWorking   Kind = 5 // working pages on a device; written by the receiver
+	KindRegion    Kind = 6 // memory of an engine that it hands to the daemon; its number is the engine's choice
 )
 
 // Extent is a piece of memory that is handed off.
@@ -127,7 +128,7 @@ func (f *frame) decodeExtents(p []byte) error {
 	for i := range f.extents {
 		e := Extent{ID: paging.ExtentID(le.Uint32(p)), Kind: Kind(le.Uint32(p[4:])), FD: -1}
 		bytes := le.Uint64(p[8:])
-		if e.Kind < KindRAM || e.Kind > KindWorking {
+		if e.Kind < KindRAM || e.Kind > KindRegion {
 			return fmt.Errorf("%w: extent %d has kind %d", paging.ErrIncompatible, e.ID, e.Kind)
 		}
 		if e.ID == 0 || bytes == 0 || bytes > maxExtent || bytes%paging.UnitBytes != 0 {

@@ -170,10 +170,18 @@ func (t *Tether) RecvExtents(ctx context.Context) ([]Extent, error) {
 // Wait returns nil when the last process that held the other end is gone. Until
 // then it reads acknowledgements. ErrInvalid says, once, that the client broke
 // the protocol: its process may live and read on, so call Wait again to wait for
-// its end; nothing more is read then.
-func (t *Tether) Wait(ctx context.Context) error {
+// its end; nothing more is read then. received is given the regions that the
+// client hands over, and owns their descriptors; nil: none may come.
+func (t *Tether) Wait(ctx context.Context, received func(Extent)) error {
 	for !t.violated {
 		f, fds, err := t.recv(ctx)
+		if err == nil && received != nil && f.regions(fds) {
+			for i := range f.extents {
+				f.extents[i].FD = fds[i]
+				received(f.extents[i])
+			}
+			continue
+		}
 		closeAll(fds)
 		switch {
 		case errors.Is(err, paging.ErrClosed) && !errors.Is(err, net.ErrClosed):
@@ -192,6 +200,26 @@ func (t *Tether) Wait(ctx context.Context) error {
 		}
 	}
 	return t.waitHangup(ctx)
+}
+
+// regions tells whether a frame hands regions over.
+func (f *frame) regions(fds []int) bool {
+	if f.kind != frameExtents || len(fds) != len(f.extents) {
+		return false
+	}
+	for i := range f.extents {
+		if f.extents[i].Kind != KindRegion {
+			return false
+		}
+	}
+	return true
+}
+
+// SendRegion hands memory of this process to the daemon, which has copies of the
+// descriptor from then on.
+func (t *Tether) SendRegion(ctx context.Context, id paging.ExtentID, bytes int64, fd int) error {
+	f := frame{kind: frameExtents, extents: []Extent{{ID: id, Kind: KindRegion, Bytes: bytes}}}
+	return t.send(ctx, &f, []int{fd})
 }
 
 // acked judges a frame that came from the client after hello.

@@ -93,7 +93,7 @@ func TestHandOff(t *testing.T) {
 		t.Errorf("%d descriptors open after mapping, %d before", after, before)
 	}
 	client.Close()
-	mustNil(t, daemon.Wait(t.Context()))
+	mustNil(t, daemon.Wait(t.Context(), nil))
 	if len(daemon.unacked) != 0 {
 		t.Errorf("%d hand-offs unacknowledged", len(daemon.unacked))
 	}
@@ -124,7 +124,7 @@ func TestHandOffOfManyExtents(t *testing.T) {
 		t.Errorf("%d descriptors open, %d before", after, before)
 	}
 	client.Close()
-	mustNil(t, daemon.Wait(t.Context()))
+	mustNil(t, daemon.Wait(t.Context(), nil))
 }
 
 // The tether ends when the last holder is gone, not with the process that
@@ -141,9 +141,9 @@ func TestTetherEndsWithItsLastHolder(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	wantError(t, "while a child holds the tether", daemon.Wait(ctx), context.DeadlineExceeded)
+	wantError(t, "while a child holds the tether", daemon.Wait(ctx, nil), context.DeadlineExceeded)
 	child.kill()
-	mustNil(t, daemon.Wait(t.Context()))
+	mustNil(t, daemon.Wait(t.Context(), nil))
 }
 
 func TestTetherEndsWithAKilledClient(t *testing.T) {
@@ -159,7 +159,7 @@ func TestTetherEndsWithAKilledClient(t *testing.T) {
 	m := extent(t, 4096)
 	mustNil(t, daemon.SendExtents(t.Context(), []Extent{{ID: 1, Kind: KindRAM, Bytes: 4096, FD: m.FD()}}))
 	child.kill()
-	mustNil(t, daemon.Wait(t.Context()))
+	mustNil(t, daemon.Wait(t.Context(), nil))
 }
 
 // What looks like an end and is none must not end a quarantine.
@@ -183,15 +183,15 @@ func TestFalseEnds(t *testing.T) {
 				mustNil(t, daemon.SendExtents(t.Context(), []Extent{e, e, e}))
 			}
 			mustNil(t, pretend(client))
-			wantError(t, "the violation", daemon.Wait(t.Context()), paging.ErrInvalid)
+			wantError(t, "the violation", daemon.Wait(t.Context(), nil), paging.ErrInvalid)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
-			wantError(t, "while the client lives", daemon.Wait(ctx), context.DeadlineExceeded)
+			wantError(t, "while the client lives", daemon.Wait(ctx, nil), context.DeadlineExceeded)
 			if what != "a shutdown of one way" {
 				flood(t, client)
 			}
 			client.Close()
-			mustNil(t, daemon.Wait(t.Context()))
+			mustNil(t, daemon.Wait(t.Context(), nil))
 		})
 	}
 }
@@ -255,7 +255,7 @@ func TestReceiverKeepsNoDescriptor(t *testing.T) {
 		_, err = daemon.RecvHello(t.Context())
 		wantError(t, "hello with descriptors", err, paging.ErrInvalid)
 		rawPacket(t, client, appendFrame(nil, &frame{kind: frameAck, seq: 1, count: 2}), fd)
-		wantError(t, "acknowledgement with descriptors", daemon.Wait(t.Context()), paging.ErrInvalid)
+		wantError(t, "acknowledgement with descriptors", daemon.Wait(t.Context(), nil), paging.ErrInvalid)
 		if after := descriptorsOpen(t); after != before {
 			t.Errorf("%s: %d descriptors open, %d before", c.what, after, before)
 		}
@@ -314,7 +314,7 @@ func TestCallsEndWithTheirContext(t *testing.T) {
 	daemon, client := pair(t)
 	_, err := client.RecvExtents(canceled)
 	wantError(t, "RecvExtents", err, context.Canceled)
-	wantError(t, "Wait", daemon.Wait(canceled), context.Canceled)
+	wantError(t, "Wait", daemon.Wait(canceled, nil), context.Canceled)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
 	_, err = daemon.RecvHello(ctx)
@@ -326,7 +326,7 @@ func TestCallsEndWithTheirContext(t *testing.T) {
 	}
 	daemon.Close()
 	daemon.Close()
-	wantError(t, "Wait after Close", daemon.Wait(t.Context()), paging.ErrClosed)
+	wantError(t, "Wait after Close", daemon.Wait(t.Context(), nil), paging.ErrClosed)
 	_, err = client.RecvExtents(t.Context())
 	wantError(t, "RecvExtents after the daemon closed", err, paging.ErrClosed)
 }

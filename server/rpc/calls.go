@@ -38,14 +38,15 @@ const (
 var methods = []string{
 	"RegisterNamespace", "Lookup", "Fetch", "Adopt", "Release", "Renew", "Reserve", "Commit", "Abort",
 	"Prefetch", "Cancel", "Retain", "Demote", "Drop", "Pin", "Attach", "ReadPages", "WritePages",
+	"RegisterRegion", "DropRegion", "FetchInto",
 	"GetStatus", "ListTiers", "ListBlocks", "GetBlock", "ListAttachments", "ListNodes", "Explain", "SaveSnapshot", "RestoreSnapshot",
 	"Locate",
 }
 
 // Indexes of the first methods of the services after the first.
 const (
-	firstAdmin   = 18
-	firstCluster = 27
+	firstAdmin   = 21
+	firstCluster = 30
 )
 
 // CallMetrics counts the calls of one kind since the start.

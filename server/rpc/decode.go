@@ -212,7 +212,7 @@ func hello(h *kvtierv1.Hello) (*Hello, error) {
 	}
 	return &Hello{
 		Engine: h.GetEngine(), EngineVersion: h.GetEngineVersion(), Group: h.GetGroupId(),
-		GroupSecret: h.GetGroupSecret(), StagingBytes: h.GetStagingBytes(), Previous: previous, Ranks: h.GetRanks(), DevicePool: h.GetDevicePool(),
+		GroupSecret: h.GetGroupSecret(), StagingBytes: h.GetStagingBytes(), Previous: previous, Ranks: h.GetRanks(), DevicePool: h.GetDevicePool(), WorkingBytes: h.GetWorkingBytes(),
 	}, nil
 }
 

@@ -73,6 +73,7 @@ func encodeWelcome(w *Welcome) *kvtierv1.Welcome {
 		Attachment: w.Attachment[:], ProtocolVersion: kvstatus.ProtocolVersion, Node: w.Node[:], Incarnation: w.Incarnation,
 		HandoffSocket: w.HandoffSocket, Tenant: w.Tenant, StagingExtent: uint32(w.StagingExtent),
 		StagingBytes: w.StagingBytes, LeaseTtl: durationpb.New(w.LeaseTTL),
+		WorkingExtent: uint32(w.WorkingExtent), WorkingBytes: w.WorkingBytes,
 	}
 	for _, a := range w.Arenas {
 		out.Arenas = append(out.Arenas, &kvtierv1.Arena{Id: a.ID, Tier: kvtierv1.Tier(a.Tier), Device: a.Device, SlotAlignBytes: a.SlotAlign,

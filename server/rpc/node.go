@@ -95,6 +95,8 @@ type Reader interface {
 	Fetch(ctx context.Context, r *FetchRequest, res *FetchResult) error
 	// Adopt gives the slots of some parts of a decision.
 	Adopt(token ID, parts paging.PartSet, res *FetchResult) error
+	// FetchInto copies pages into a region; res has no slots and no lease.
+	FetchInto(ctx context.Context, r *FetchIntoRequest, res *FetchResult) error
 	// Release ends leases and tokens and appends to lost those whose slots were reused.
 	Release(leases []uint64, tokens []ID, lost []uint64) []uint64
 	// Renew extends leases and appends to unknown those that are not held.
@@ -111,6 +113,10 @@ type Writer interface {
 	Commit(ctx context.Context, r *CommitRequest) ([]byte, error)
 	// Abort ends an attempt.
 	Abort(attempt ID) error
+	// RegisterRegion makes memory of the engine known and returns its number.
+	RegisterRegion(ctx context.Context, r *RegionRequest) (uint32, error)
+	// DropRegion ends a region.
+	DropRegion(region uint32) error
 	// Prefetch starts bringing pages up.
 	Prefetch(ctx context.Context, r *PrefetchRequest) (PrefetchResult, error)
 	// Cancel stops a prefetch.
@@ -125,7 +131,8 @@ type Hello struct {
 	StagingBytes          uint64
 	Previous              *ID
 	Ranks                 []uint32
-	DevicePool            bool // wants the memory of the device pool
+	DevicePool            bool   // wants the memory of the device pool
+	WorkingBytes          uint64 // of working pages on the device
 }
 
 // Welcome is the answer to Hello.
@@ -138,6 +145,8 @@ type Welcome struct {
 	Arenas        []Arena
 	StagingExtent paging.ExtentID
 	StagingBytes  uint64
+	WorkingExtent paging.ExtentID // 0: none
+	WorkingBytes  uint64
 	LeaseTTL      time.Duration
 }
 
@@ -253,7 +262,38 @@ type ReserveRequest struct {
 	Parts     paging.PartSet // 0: the parts of the attachment's ranks
 	TTL       time.Duration
 	Timeout   time.Duration
-	Attempt   *ID // token that the client chose; nil: the node does
+	Attempt   *ID      // token that the client chose; nil: the node does
+	Tier      uint8    // where the pages are written, as on the wire; 0: RAM
+	Region    uint32   // that they lie in already; 0: none
+	Blocks    []uint32 // of the region, per name
+}
+
+// RegionRequest describes memory of an engine.
+type RegionRequest struct {
+	Handle    uint32
+	Namespace paging.NamespaceID
+	Blocks    uint32
+	Parts     []RegionPart
+}
+
+// RegionPart says where the pages of one part lie in it.
+type RegionPart struct {
+	Part        uint32
+	Offset      uint64
+	BlockStride uint64
+	Pieces      uint32 // 0: 1
+	PieceStride uint64
+}
+
+// FetchIntoRequest asks for pages in a region.
+type FetchIntoRequest struct {
+	Namespace paging.NamespaceID
+	Names     []paging.BlockName
+	First     int
+	Parts     paging.PartSet // 0: those of the region
+	Region    uint32
+	Blocks    []uint32 // of the region, per name
+	Timeout   time.Duration
 }
 
 // ReserveResult grants a leading part of it.

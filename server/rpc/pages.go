@@ -212,6 +212,13 @@ func (p *pagesService) Reserve(ctx context.Context, m *kvtierv1.ReserveRequest) 
 	if r.Names, err = appendNames(s.names[:0], m.GetBlockNames()); err != nil {
 		return nil, err
 	}
+	if r.Tier, err = writeTier(m.GetTier()); err != nil {
+		return nil, err
+	}
+	r.Region = m.GetRegionId()
+	if r.Blocks, err = rows(m.GetRegionBlocks()); err != nil {
+		return nil, err
+	}
 	s.names = r.Names // repeated names are an outcome of theirs here, no error
 	bounded, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()

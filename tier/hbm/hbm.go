@@ -184,7 +184,11 @@ func (a *Arena) move(ctx context.Context, items []item, errs []error) {
 	select {
 	case l := <-a.lanes:
 		if err := l.run(a.addrOf, items); err != nil {
-			a.breakDown(err)
+			if !errors.Is(err, paging.ErrInvalid) { // else an engine named memory that is not its
+				a.breakDown(err)
+			} else if err := l.sync(); err != nil { // what was queued before
+				a.breakDown(err)
+			}
 			all(err)
 		} else {
 			for i := range items {

@@ -36,8 +36,11 @@ type item struct {
 	src   []byte     // copied into the slot first; nil: nothing is
 	from  []gpu.Copy // copied in on the device; their Dst is in the slot
 	dst   []byte     // copied out of the slot; nil: nothing is
-	sum   uint64     // found in the slot
-	err   error
+	only  bool       // it has no slot: what comes in goes to dst and is summed there
+
+	scatter []tier.Span // the page goes to these, from src or the slot; nothing is summed
+	sum     uint64      // found in the slot
+	err     error
 }
 
 // lane is a stream with what it needs for batches. Not safe for concurrent use.
@@ -113,6 +116,12 @@ func (l *lane) run(find finder, items []item) error {
 // batch moves up to sumsMost items: in, summed, out. A page that is damaged is
 // not copied out any more where that takes a step of its own.
 func (l *lane) batch(find finder, items []item) error {
+	if items[0].scatter != nil {
+		return l.scatter(find, items)
+	}
+	if err := l.gatherPlain(find, items); err != nil {
+		return err
+	}
 	if err := l.copyIn(find, items); err != nil {
 		return err
 	}
@@ -128,6 +137,9 @@ func (l *lane) batch(find finder, items []item) error {
 	}
 	for i := range items {
 		it := &items[i]
+		if it.only {
+			continue
+		}
 		if summable(it.bytes) {
 			it.sum = binary.LittleEndian.Uint64(l.host[detourBytes+8*i:])
 		} else if it.sum, err = l.sumByDetour(it); err != nil {
@@ -157,6 +169,9 @@ func (l *lane) copyIn(find finder, items []item) error {
 	var batch []gpu.Copy
 	for i := range items {
 		it := &items[i]
+		if it.only {
+			continue
+		}
 		batch = append(batch, it.from...)
 		if it.src == nil {
 			continue
@@ -184,10 +199,10 @@ func (l *lane) sum(items []item) error {
 	// One launch takes pages of one length; those of a batch mostly have one.
 	for from := 0; from < len(items); {
 		to := from + 1
-		for to < len(items) && items[to].bytes == items[from].bytes {
+		for to < len(items) && items[to].bytes == items[from].bytes && items[to].only == items[from].only {
 			to++
 		}
-		if summable(items[from].bytes) {
+		if !items[from].only && summable(items[from].bytes) {
 			k := gpu.PageSum{Bytes: items[from].bytes, Out: l.sums.Addr() + gpu.Addr(8*from)}
 			for _, it := range items[from:to] {
 				k.Pages = append(k.Pages, it.slot)
@@ -207,7 +222,7 @@ func (l *lane) copyOut(find finder, items []item) (direct []bool, err error) {
 	direct = make([]bool, len(items))
 	var batch []gpu.Copy
 	for i := range items {
-		if it := &items[i]; it.dst != nil {
+		if it := &items[i]; it.dst != nil && !it.only {
 			var at gpu.Addr
 			if at, direct[i] = find(it.dst); direct[i] {
 				batch = append(batch, gpu.Copy{Dst: at, Src: it.slot, Bytes: it.bytes})
@@ -277,4 +292,51 @@ func (l *lane) sync() error {
 		}
 	})
 	return tier.NotSettled(fmt.Errorf("the device did not answer within %v: %w", answerWithin, paging.ErrUnavailable), done)
+}
+
+// gatherPlain copies pages that have no slot straight to the host.
+func (l *lane) gatherPlain(find finder, items []item) error {
+	for i := range items {
+		it := &items[i]
+		if !it.only {
+			continue
+		}
+		dst := it.dst
+		for _, c := range it.from {
+			if err := l.pieces(c.Src, c.Bytes, func(b []byte) { dst = dst[copy(dst, b):] }); err != nil {
+				return err
+			}
+		}
+		it.sum = paging.Checksum(it.dst)
+	}
+	return nil
+}
+
+// scatter copies pages to where engines want them, and waits.
+func (l *lane) scatter(find finder, items []item) error {
+	var batch []gpu.Copy
+	for i := range items {
+		it := &items[i]
+		at, direct := it.slot, true
+		if it.src != nil {
+			at, direct = find(it.src)
+		}
+		if direct {
+			batch = append(batch, copies(at, it.scatter, false)...)
+			continue
+		}
+		src := it.src
+		for _, s := range it.scatter {
+			if err := l.inByDetour(gpu.Addr(s.Addr), src[:s.Bytes]); err != nil {
+				return err
+			}
+			src = src[s.Bytes:]
+		}
+	}
+	for part := range slices.Chunk(batch, gpu.MaxBatch) {
+		if err := l.stream.Copy(part); err != nil {
+			return deviceError(err)
+		}
+	}
+	return l.sync()
 }

@@ -508,7 +508,10 @@ type Hello struct {
 	Ranks []uint32 `protobuf:"varint,8,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	// Hand over the descriptors of the device pool too, for fetches with wanted_tier
 	// HBM. False: only those of RAM and staging.
-	DevicePool    bool `protobuf:"varint,9,opt,name=device_pool,json=devicePool,proto3" json:"device_pool,omitempty"`
+	DevicePool bool `protobuf:"varint,9,opt,name=device_pool,json=devicePool,proto3" json:"device_pool,omitempty"`
+	// Bytes of working pages wanted on the device: memory beside the pool that this
+	// engine writes, and staging for Reserve with tier HBM. 0: none.
+	WorkingBytes  uint64 `protobuf:"varint,10,opt,name=working_bytes,json=workingBytes,proto3" json:"working_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -604,6 +607,13 @@ func (x *Hello) GetDevicePool() bool {
 		return x.DevicePool
 	}
 	return false
+}
+
+func (x *Hello) GetWorkingBytes() uint64 {
+	if x != nil {
+		return x.WorkingBytes
+	}
+	return 0
 }
 
 // AttachResponse is one message of the node on an attachment stream.
@@ -878,7 +888,11 @@ type Welcome struct {
 	// Bytes of staging given.
 	StagingBytes uint64 `protobuf:"varint,9,opt,name=staging_bytes,json=stagingBytes,proto3" json:"staging_bytes,omitempty"`
 	// Time to live of a lease whose request names none.
-	LeaseTtl      *durationpb.Duration `protobuf:"bytes,10,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
+	LeaseTtl *durationpb.Duration `protobuf:"bytes,10,opt,name=lease_ttl,json=leaseTtl,proto3" json:"lease_ttl,omitempty"`
+	// Extent number of the working pages on the device. 0: there are none.
+	WorkingExtent uint32 `protobuf:"varint,11,opt,name=working_extent,json=workingExtent,proto3" json:"working_extent,omitempty"`
+	// Bytes of working pages given.
+	WorkingBytes  uint64 `protobuf:"varint,12,opt,name=working_bytes,json=workingBytes,proto3" json:"working_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -981,6 +995,20 @@ func (x *Welcome) GetLeaseTtl() *durationpb.Duration {
 		return x.LeaseTtl
 	}
 	return nil
+}
+
+func (x *Welcome) GetWorkingExtent() uint32 {
+	if x != nil {
+		return x.WorkingExtent
+	}
+	return 0
+}
+
+func (x *Welcome) GetWorkingBytes() uint64 {
+	if x != nil {
+		return x.WorkingBytes
+	}
+	return 0
 }
 
 // Arena is memory that slots lie in.
@@ -2328,7 +2356,16 @@ type ReserveRequest struct {
 	// Attempt token that the client chose at random, 16 bytes, not of an attempt
 	// that is open. A client that gives up the call, or loses its answer, can end
 	// what was granted by this name. Empty: the node chooses.
-	Attempt       []byte `protobuf:"bytes,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt []byte `protobuf:"bytes,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Where the pages are written: RAM (staging), or HBM (working pages on the device).
+	// Unspecified: RAM.
+	Tier Tier `protobuf:"varint,9,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
+	// Region that the pages lie in already: no slots are given, and Commit reads them
+	// there. 0: none.
+	RegionId uint32 `protobuf:"varint,10,opt,name=region_id,json=regionId,proto3" json:"region_id,omitempty"`
+	// With region_id: the block of the region for each named block, as 32-bit
+	// little-endian numbers.
+	RegionBlocks  []byte `protobuf:"bytes,11,opt,name=region_blocks,json=regionBlocks,proto3" json:"region_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2415,6 +2452,27 @@ func (x *ReserveRequest) GetTimeout() *durationpb.Duration {
 func (x *ReserveRequest) GetAttempt() []byte {
 	if x != nil {
 		return x.Attempt
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *ReserveRequest) GetRegionId() uint32 {
+	if x != nil {
+		return x.RegionId
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetRegionBlocks() []byte {
+	if x != nil {
+		return x.RegionBlocks
 	}
 	return nil
 }
@@ -4115,6 +4173,494 @@ func (x *WritePagesResponse) GetOutcomes() []byte {
 	return nil
 }
 
+// RegisterRegionRequest describes memory of an engine.
+type RegisterRegionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Attachment, 16 bytes.
+	Attachment []byte `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	// Number that the descriptor was sent with over the hand-off socket.
+	Handle uint32 `protobuf:"varint,2,opt,name=handle,proto3" json:"handle,omitempty"`
+	// Namespace id, 32 bytes: whose pages the blocks of the region hold.
+	NamespaceId []byte `protobuf:"bytes,3,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Blocks in the region, 1 to 2^31.
+	Blocks uint32 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Where the page of each part lies in a block. Parts that are not listed are not
+	// in the region.
+	Parts         []*RegionPart `protobuf:"bytes,5,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterRegionRequest) Reset() {
+	*x = RegisterRegionRequest{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterRegionRequest) ProtoMessage() {}
+
+func (x *RegisterRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterRegionRequest.ProtoReflect.Descriptor instead.
+func (*RegisterRegionRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *RegisterRegionRequest) GetAttachment() []byte {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *RegisterRegionRequest) GetHandle() uint32 {
+	if x != nil {
+		return x.Handle
+	}
+	return 0
+}
+
+func (x *RegisterRegionRequest) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *RegisterRegionRequest) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *RegisterRegionRequest) GetParts() []*RegionPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// RegionPart says where the pages of one part lie: piece j of the page of block b
+// begins at offset + b × block_stride + j × piece_stride bytes of the region.
+type RegionPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Part number.
+	Part uint32 `protobuf:"varint,1,opt,name=part,proto3" json:"part,omitempty"`
+	// Byte offset of the first piece of block 0.
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Bytes between two blocks.
+	BlockStride uint64 `protobuf:"varint,3,opt,name=block_stride,json=blockStride,proto3" json:"block_stride,omitempty"`
+	// Pieces of a page, 1 to 4,096. 0: 1.
+	Pieces uint32 `protobuf:"varint,4,opt,name=pieces,proto3" json:"pieces,omitempty"`
+	// Bytes between two pieces. Not read with one piece.
+	PieceStride   uint64 `protobuf:"varint,5,opt,name=piece_stride,json=pieceStride,proto3" json:"piece_stride,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegionPart) Reset() {
+	*x = RegionPart{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegionPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegionPart) ProtoMessage() {}
+
+func (x *RegionPart) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegionPart.ProtoReflect.Descriptor instead.
+func (*RegionPart) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *RegionPart) GetPart() uint32 {
+	if x != nil {
+		return x.Part
+	}
+	return 0
+}
+
+func (x *RegionPart) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *RegionPart) GetBlockStride() uint64 {
+	if x != nil {
+		return x.BlockStride
+	}
+	return 0
+}
+
+func (x *RegionPart) GetPieces() uint32 {
+	if x != nil {
+		return x.Pieces
+	}
+	return 0
+}
+
+func (x *RegionPart) GetPieceStride() uint64 {
+	if x != nil {
+		return x.PieceStride
+	}
+	return 0
+}
+
+// RegisterRegionResponse names the region.
+type RegisterRegionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Region id.
+	RegionId      uint32 `protobuf:"varint,1,opt,name=region_id,json=regionId,proto3" json:"region_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterRegionResponse) Reset() {
+	*x = RegisterRegionResponse{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterRegionResponse) ProtoMessage() {}
+
+func (x *RegisterRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterRegionResponse.ProtoReflect.Descriptor instead.
+func (*RegisterRegionResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *RegisterRegionResponse) GetRegionId() uint32 {
+	if x != nil {
+		return x.RegionId
+	}
+	return 0
+}
+
+// DropRegionRequest ends a region.
+type DropRegionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Attachment, 16 bytes.
+	Attachment []byte `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	// Region id. One that is not known is success.
+	RegionId      uint32 `protobuf:"varint,2,opt,name=region_id,json=regionId,proto3" json:"region_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropRegionRequest) Reset() {
+	*x = DropRegionRequest{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropRegionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropRegionRequest) ProtoMessage() {}
+
+func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
+func (*DropRegionRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *DropRegionRequest) GetAttachment() []byte {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *DropRegionRequest) GetRegionId() uint32 {
+	if x != nil {
+		return x.RegionId
+	}
+	return 0
+}
+
+// DropRegionResponse answers drop.
+type DropRegionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropRegionResponse) Reset() {
+	*x = DropRegionResponse{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropRegionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropRegionResponse) ProtoMessage() {}
+
+func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
+func (*DropRegionResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{54}
+}
+
+// FetchIntoRequest asks for pages in an engine's own memory.
+type FetchIntoRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Attachment, 16 bytes.
+	Attachment []byte `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	// Namespace id, 32 bytes.
+	NamespaceId []byte `protobuf:"bytes,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
+	// Block names in chain order, 32 bytes each.
+	BlockNames []byte `protobuf:"bytes,3,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	// Position of the first named block in its chain. 0: it is the first.
+	FirstBlock uint32 `protobuf:"varint,4,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	// Part set wanted. 0: all parts of the region.
+	Parts uint64 `protobuf:"varint,5,opt,name=parts,proto3" json:"parts,omitempty"`
+	// Region that the pages go to.
+	RegionId uint32 `protobuf:"varint,6,opt,name=region_id,json=regionId,proto3" json:"region_id,omitempty"`
+	// Block of the region for each named block, as 32-bit little-endian numbers.
+	RegionBlocks []byte `protobuf:"bytes,7,opt,name=region_blocks,json=regionBlocks,proto3" json:"region_blocks,omitempty"`
+	// Time that the node may take to bring pages up. 0: only what is in RAM or on the
+	// device now.
+	Timeout       *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchIntoRequest) Reset() {
+	*x = FetchIntoRequest{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchIntoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchIntoRequest) ProtoMessage() {}
+
+func (x *FetchIntoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchIntoRequest.ProtoReflect.Descriptor instead.
+func (*FetchIntoRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *FetchIntoRequest) GetAttachment() []byte {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *FetchIntoRequest) GetNamespaceId() []byte {
+	if x != nil {
+		return x.NamespaceId
+	}
+	return nil
+}
+
+func (x *FetchIntoRequest) GetBlockNames() []byte {
+	if x != nil {
+		return x.BlockNames
+	}
+	return nil
+}
+
+func (x *FetchIntoRequest) GetFirstBlock() uint32 {
+	if x != nil {
+		return x.FirstBlock
+	}
+	return 0
+}
+
+func (x *FetchIntoRequest) GetParts() uint64 {
+	if x != nil {
+		return x.Parts
+	}
+	return 0
+}
+
+func (x *FetchIntoRequest) GetRegionId() uint32 {
+	if x != nil {
+		return x.RegionId
+	}
+	return 0
+}
+
+func (x *FetchIntoRequest) GetRegionBlocks() []byte {
+	if x != nil {
+		return x.RegionBlocks
+	}
+	return nil
+}
+
+func (x *FetchIntoRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// FetchIntoResponse tells what was copied.
+type FetchIntoResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Blocks copied: the usable prefix. The region's blocks of the others have
+	// unspecified content.
+	UsableBlocks uint32 `protobuf:"varint,1,opt,name=usable_blocks,json=usableBlocks,proto3" json:"usable_blocks,omitempty"`
+	// Tokens of them.
+	UsableTokens uint64 `protobuf:"varint,2,opt,name=usable_tokens,json=usableTokens,proto3" json:"usable_tokens,omitempty"`
+	// One byte per block copied: the Tier that it was served from.
+	Tiers []byte `protobuf:"bytes,3,opt,name=tiers,proto3" json:"tiers,omitempty"`
+	// Why blocks are missing; at most one per block, in rising order.
+	Shortfalls    []*Shortfall `protobuf:"bytes,4,rep,name=shortfalls,proto3" json:"shortfalls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchIntoResponse) Reset() {
+	*x = FetchIntoResponse{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchIntoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchIntoResponse) ProtoMessage() {}
+
+func (x *FetchIntoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchIntoResponse.ProtoReflect.Descriptor instead.
+func (*FetchIntoResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *FetchIntoResponse) GetUsableBlocks() uint32 {
+	if x != nil {
+		return x.UsableBlocks
+	}
+	return 0
+}
+
+func (x *FetchIntoResponse) GetUsableTokens() uint64 {
+	if x != nil {
+		return x.UsableTokens
+	}
+	return 0
+}
+
+func (x *FetchIntoResponse) GetTiers() []byte {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *FetchIntoResponse) GetShortfalls() []*Shortfall {
+	if x != nil {
+		return x.Shortfalls
+	}
+	return nil
+}
+
 var File_kvtier_v1_pages_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_pages_proto_rawDesc = "" +
@@ -4130,7 +4676,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05renew\x18\x06 \x01(\v2\x17.kvtier.v1.RenewRequestH\x00R\x05renew\x12.\n" +
 	"\arevoked\x18\a \x01(\v2\x12.kvtier.v1.RevokedH\x00R\arevoked\x12/\n" +
 	"\x05abort\x18\b \x01(\v2\x17.kvtier.v1.AbortRequestH\x00R\x05abortB\t\n" +
-	"\amessage\"\xbc\x02\n" +
+	"\amessage\"\xe1\x02\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12%\n" +
@@ -4141,7 +4687,9 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x13previous_attachment\x18\a \x01(\fR\x12previousAttachment\x12\x14\n" +
 	"\x05ranks\x18\b \x03(\rR\x05ranks\x12\x1f\n" +
 	"\vdevice_pool\x18\t \x01(\bR\n" +
-	"devicePool\"\x81\x05\n" +
+	"devicePool\x12#\n" +
+	"\rworking_bytes\x18\n" +
+	" \x01(\x04R\fworkingBytes\"\x81\x05\n" +
 	"\x0eAttachResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12.\n" +
@@ -4159,7 +4707,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	" \x01(\v2\x1b.kvtier.v1.PrefetchProgressH\x00R\bprefetch\x121\n" +
 	"\bstopping\x18\v \x01(\v2\x13.kvtier.v1.StoppingH\x00R\bstopping\x120\n" +
 	"\x05abort\x18\f \x01(\v2\x18.kvtier.v1.AbortResponseH\x00R\x05abortB\t\n" +
-	"\amessage\"\xf7\x02\n" +
+	"\amessage\"\xc3\x03\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4173,7 +4721,9 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x0estaging_extent\x18\b \x01(\rR\rstagingExtent\x12#\n" +
 	"\rstaging_bytes\x18\t \x01(\x04R\fstagingBytes\x126\n" +
 	"\tlease_ttl\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\"\xfb\x01\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x12%\n" +
+	"\x0eworking_extent\x18\v \x01(\rR\rworkingExtent\x12#\n" +
+	"\rworking_bytes\x18\f \x01(\x04R\fworkingBytes\"\xfb\x01\n" +
 	"\x05Arena\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12#\n" +
 	"\x04tier\x18\x02 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
@@ -4283,7 +4833,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\tlease_ids\x18\x02 \x03(\x04R\bleaseIds\x126\n" +
 	"\tlease_ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\")\n" +
 	"\rRenewResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x03(\x04R\aunknown\"\xa7\x02\n" +
+	"\aunknown\x18\x01 \x03(\x04R\aunknown\"\x8e\x03\n" +
 	"\x0eReserveRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4296,7 +4846,11 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05parts\x18\x05 \x01(\x04R\x05parts\x12+\n" +
 	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x123\n" +
 	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x18\n" +
-	"\aattempt\x18\b \x01(\fR\aattempt\"\xb2\x01\n" +
+	"\aattempt\x18\b \x01(\fR\aattempt\x12#\n" +
+	"\x04tier\x18\t \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1b\n" +
+	"\tregion_id\x18\n" +
+	" \x01(\rR\bregionId\x12#\n" +
+	"\rregion_blocks\x18\v \x01(\fR\fregionBlocks\"\xb2\x01\n" +
 	"\x0fReserveResponse\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\fR\aattempt\x12\x1a\n" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\x12\x14\n" +
@@ -4419,7 +4973,50 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\adurable\x18\x05 \x01(\bR\adurable\x122\n" +
 	"\tretention\x18\x06 \x01(\v2\x14.kvtier.v1.RetentionR\tretention\"0\n" +
 	"\x12WritePagesResponse\x12\x1a\n" +
-	"\boutcomes\x18\x01 \x01(\fR\boutcomes*t\n" +
+	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\xb7\x01\n" +
+	"\x15RegisterRegionRequest\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\fR\n" +
+	"attachment\x12\x16\n" +
+	"\x06handle\x18\x02 \x01(\rR\x06handle\x12!\n" +
+	"\fnamespace_id\x18\x03 \x01(\fR\vnamespaceId\x12\x16\n" +
+	"\x06blocks\x18\x04 \x01(\rR\x06blocks\x12+\n" +
+	"\x05parts\x18\x05 \x03(\v2\x15.kvtier.v1.RegionPartR\x05parts\"\x96\x01\n" +
+	"\n" +
+	"RegionPart\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\rR\x04part\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12!\n" +
+	"\fblock_stride\x18\x03 \x01(\x04R\vblockStride\x12\x16\n" +
+	"\x06pieces\x18\x04 \x01(\rR\x06pieces\x12!\n" +
+	"\fpiece_stride\x18\x05 \x01(\x04R\vpieceStride\"5\n" +
+	"\x16RegisterRegionResponse\x12\x1b\n" +
+	"\tregion_id\x18\x01 \x01(\rR\bregionId\"P\n" +
+	"\x11DropRegionRequest\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\fR\n" +
+	"attachment\x12\x1b\n" +
+	"\tregion_id\x18\x02 \x01(\rR\bregionId\"\x14\n" +
+	"\x12DropRegionResponse\"\xa4\x02\n" +
+	"\x10FetchIntoRequest\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\fR\n" +
+	"attachment\x12!\n" +
+	"\fnamespace_id\x18\x02 \x01(\fR\vnamespaceId\x12\x1f\n" +
+	"\vblock_names\x18\x03 \x01(\fR\n" +
+	"blockNames\x12\x1f\n" +
+	"\vfirst_block\x18\x04 \x01(\rR\n" +
+	"firstBlock\x12\x14\n" +
+	"\x05parts\x18\x05 \x01(\x04R\x05parts\x12\x1b\n" +
+	"\tregion_id\x18\x06 \x01(\rR\bregionId\x12#\n" +
+	"\rregion_blocks\x18\a \x01(\fR\fregionBlocks\x123\n" +
+	"\atimeout\x18\b \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xa9\x01\n" +
+	"\x11FetchIntoResponse\x12#\n" +
+	"\rusable_blocks\x18\x01 \x01(\rR\fusableBlocks\x12#\n" +
+	"\rusable_tokens\x18\x02 \x01(\x04R\fusableTokens\x12\x14\n" +
+	"\x05tiers\x18\x03 \x01(\fR\x05tiers\x124\n" +
+	"\n" +
+	"shortfalls\x18\x04 \x03(\v2\x14.kvtier.v1.ShortfallR\n" +
+	"shortfalls*t\n" +
 	"\x10RevocationReason\x12!\n" +
 	"\x1dREVOCATION_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19REVOCATION_REASON_OVERDUE\x10\x01\x12\x1e\n" +
@@ -4450,7 +5047,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x14ITEM_OUTCOME_CLIPPED\x10\x02\x12\x19\n" +
 	"\x15ITEM_OUTCOME_DEFERRED\x10\x03\x12\x19\n" +
 	"\x15ITEM_OUTCOME_REJECTED\x10\x04\x12\x18\n" +
-	"\x14ITEM_OUTCOME_MISSING\x10\x052\xab\t\n" +
+	"\x14ITEM_OUTCOME_MISSING\x10\x052\x95\v\n" +
 	"\fPagesService\x12A\n" +
 	"\x06Attach\x12\x18.kvtier.v1.AttachRequest\x1a\x19.kvtier.v1.AttachResponse(\x010\x01\x12^\n" +
 	"\x11RegisterNamespace\x12#.kvtier.v1.RegisterNamespaceRequest\x1a$.kvtier.v1.RegisterNamespaceResponse\x12=\n" +
@@ -4470,7 +5067,11 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x03Pin\x12\x15.kvtier.v1.PinRequest\x1a\x16.kvtier.v1.PinResponse\x12H\n" +
 	"\tReadPages\x12\x1b.kvtier.v1.ReadPagesRequest\x1a\x1c.kvtier.v1.ReadPagesResponse0\x01\x12K\n" +
 	"\n" +
-	"WritePages\x12\x1c.kvtier.v1.WritePagesRequest\x1a\x1d.kvtier.v1.WritePagesResponse(\x01B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"WritePages\x12\x1c.kvtier.v1.WritePagesRequest\x1a\x1d.kvtier.v1.WritePagesResponse(\x01\x12U\n" +
+	"\x0eRegisterRegion\x12 .kvtier.v1.RegisterRegionRequest\x1a!.kvtier.v1.RegisterRegionResponse\x12I\n" +
+	"\n" +
+	"DropRegion\x12\x1c.kvtier.v1.DropRegionRequest\x1a\x1d.kvtier.v1.DropRegionResponse\x12F\n" +
+	"\tFetchInto\x12\x1b.kvtier.v1.FetchIntoRequest\x1a\x1c.kvtier.v1.FetchIntoResponseB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_pages_proto_rawDescOnce sync.Once
@@ -4485,7 +5086,7 @@ func file_kvtier_v1_pages_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_v1_pages_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvtier_v1_pages_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_kvtier_v1_pages_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_kvtier_v1_pages_proto_goTypes = []any{
 	(RevocationReason)(0),             // 0: kvtier.v1.RevocationReason
 	(FetchMode)(0),                    // 1: kvtier.v1.FetchMode
@@ -4541,11 +5142,18 @@ var file_kvtier_v1_pages_proto_goTypes = []any{
 	(*WritePagesRequest)(nil),         // 51: kvtier.v1.WritePagesRequest
 	(*WritePagesHeader)(nil),          // 52: kvtier.v1.WritePagesHeader
 	(*WritePagesResponse)(nil),        // 53: kvtier.v1.WritePagesResponse
-	(*ErrorDetail)(nil),               // 54: kvtier.v1.ErrorDetail
-	(*durationpb.Duration)(nil),       // 55: google.protobuf.Duration
-	(Tier)(0),                         // 56: kvtier.v1.Tier
-	(*Layout)(nil),                    // 57: kvtier.v1.Layout
-	(Reason)(0),                       // 58: kvtier.v1.Reason
+	(*RegisterRegionRequest)(nil),     // 54: kvtier.v1.RegisterRegionRequest
+	(*RegionPart)(nil),                // 55: kvtier.v1.RegionPart
+	(*RegisterRegionResponse)(nil),    // 56: kvtier.v1.RegisterRegionResponse
+	(*DropRegionRequest)(nil),         // 57: kvtier.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),        // 58: kvtier.v1.DropRegionResponse
+	(*FetchIntoRequest)(nil),          // 59: kvtier.v1.FetchIntoRequest
+	(*FetchIntoResponse)(nil),         // 60: kvtier.v1.FetchIntoResponse
+	(*ErrorDetail)(nil),               // 61: kvtier.v1.ErrorDetail
+	(*durationpb.Duration)(nil),       // 62: google.protobuf.Duration
+	(Tier)(0),                         // 63: kvtier.v1.Tier
+	(*Layout)(nil),                    // 64: kvtier.v1.Layout
+	(Reason)(0),                       // 65: kvtier.v1.Reason
 }
 var file_kvtier_v1_pages_proto_depIdxs = []int32{
 	5,  // 0: kvtier.v1.AttachRequest.hello:type_name -> kvtier.v1.Hello
@@ -4560,87 +5168,97 @@ var file_kvtier_v1_pages_proto_depIdxs = []int32{
 	22, // 9: kvtier.v1.AttachResponse.adopt:type_name -> kvtier.v1.AdoptResponse
 	24, // 10: kvtier.v1.AttachResponse.release:type_name -> kvtier.v1.ReleaseResponse
 	26, // 11: kvtier.v1.AttachResponse.renew:type_name -> kvtier.v1.RenewResponse
-	54, // 12: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
+	61, // 12: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
 	9,  // 13: kvtier.v1.AttachResponse.extents_added:type_name -> kvtier.v1.ExtentsAdded
 	11, // 14: kvtier.v1.AttachResponse.revocation:type_name -> kvtier.v1.Revocation
 	35, // 15: kvtier.v1.AttachResponse.prefetch:type_name -> kvtier.v1.PrefetchProgress
 	13, // 16: kvtier.v1.AttachResponse.stopping:type_name -> kvtier.v1.Stopping
 	32, // 17: kvtier.v1.AttachResponse.abort:type_name -> kvtier.v1.AbortResponse
 	8,  // 18: kvtier.v1.Welcome.arenas:type_name -> kvtier.v1.Arena
-	55, // 19: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
-	56, // 20: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
+	62, // 19: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
+	63, // 20: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
 	10, // 21: kvtier.v1.ExtentsAdded.extents:type_name -> kvtier.v1.Extent
 	0,  // 22: kvtier.v1.Revocation.reason:type_name -> kvtier.v1.RevocationReason
-	55, // 23: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
-	57, // 24: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
+	62, // 23: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
+	64, // 24: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
 	1,  // 25: kvtier.v1.FetchRequest.mode:type_name -> kvtier.v1.FetchMode
-	56, // 26: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
-	55, // 27: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
-	55, // 28: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
+	63, // 26: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
+	62, // 27: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
+	62, // 28: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
 	20, // 29: kvtier.v1.FetchResponse.shortfalls:type_name -> kvtier.v1.Shortfall
-	55, // 30: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
-	58, // 31: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
-	55, // 32: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
-	55, // 33: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
-	55, // 34: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	55, // 35: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
-	55, // 36: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
-	38, // 37: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
-	56, // 38: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
-	55, // 39: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
-	58, // 40: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
-	55, // 41: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
-	38, // 42: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
-	56, // 43: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
-	55, // 44: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
-	1,  // 45: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
-	49, // 46: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
-	50, // 47: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
-	20, // 48: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
-	52, // 49: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
-	50, // 50: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
-	38, // 51: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
-	4,  // 52: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
-	14, // 53: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
-	16, // 54: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
-	18, // 55: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
-	21, // 56: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
-	23, // 57: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
-	25, // 58: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
-	27, // 59: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
-	29, // 60: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
-	31, // 61: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
-	33, // 62: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	36, // 63: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
-	39, // 64: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
-	41, // 65: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
-	43, // 66: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
-	45, // 67: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
-	47, // 68: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
-	51, // 69: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
-	6,  // 70: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
-	15, // 71: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
-	17, // 72: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
-	19, // 73: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
-	22, // 74: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
-	24, // 75: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
-	26, // 76: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
-	28, // 77: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
-	30, // 78: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
-	32, // 79: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
-	34, // 80: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	37, // 81: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
-	40, // 82: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
-	42, // 83: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
-	44, // 84: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
-	46, // 85: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
-	48, // 86: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
-	53, // 87: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
-	70, // [70:88] is the sub-list for method output_type
-	52, // [52:70] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	62, // 30: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
+	65, // 31: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
+	62, // 32: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
+	62, // 33: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
+	62, // 34: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	62, // 35: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
+	63, // 36: kvtier.v1.ReserveRequest.tier:type_name -> kvtier.v1.Tier
+	62, // 37: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
+	38, // 38: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
+	63, // 39: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
+	62, // 40: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
+	65, // 41: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
+	62, // 42: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
+	38, // 43: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
+	63, // 44: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
+	62, // 45: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
+	1,  // 46: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
+	49, // 47: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
+	50, // 48: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
+	20, // 49: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
+	52, // 50: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
+	50, // 51: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
+	38, // 52: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
+	55, // 53: kvtier.v1.RegisterRegionRequest.parts:type_name -> kvtier.v1.RegionPart
+	62, // 54: kvtier.v1.FetchIntoRequest.timeout:type_name -> google.protobuf.Duration
+	20, // 55: kvtier.v1.FetchIntoResponse.shortfalls:type_name -> kvtier.v1.Shortfall
+	4,  // 56: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
+	14, // 57: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
+	16, // 58: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
+	18, // 59: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
+	21, // 60: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
+	23, // 61: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
+	25, // 62: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
+	27, // 63: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
+	29, // 64: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
+	31, // 65: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
+	33, // 66: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	36, // 67: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
+	39, // 68: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
+	41, // 69: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
+	43, // 70: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
+	45, // 71: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
+	47, // 72: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
+	51, // 73: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
+	54, // 74: kvtier.v1.PagesService.RegisterRegion:input_type -> kvtier.v1.RegisterRegionRequest
+	57, // 75: kvtier.v1.PagesService.DropRegion:input_type -> kvtier.v1.DropRegionRequest
+	59, // 76: kvtier.v1.PagesService.FetchInto:input_type -> kvtier.v1.FetchIntoRequest
+	6,  // 77: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
+	15, // 78: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
+	17, // 79: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
+	19, // 80: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
+	22, // 81: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
+	24, // 82: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
+	26, // 83: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
+	28, // 84: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
+	30, // 85: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
+	32, // 86: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
+	34, // 87: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	37, // 88: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
+	40, // 89: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
+	42, // 90: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
+	44, // 91: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
+	46, // 92: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
+	48, // 93: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
+	53, // 94: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
+	56, // 95: kvtier.v1.PagesService.RegisterRegion:output_type -> kvtier.v1.RegisterRegionResponse
+	58, // 96: kvtier.v1.PagesService.DropRegion:output_type -> kvtier.v1.DropRegionResponse
+	60, // 97: kvtier.v1.PagesService.FetchInto:output_type -> kvtier.v1.FetchIntoResponse
+	77, // [77:98] is the sub-list for method output_type
+	56, // [56:77] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_pages_proto_init() }
@@ -4685,7 +5303,7 @@ func file_kvtier_v1_pages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_pages_proto_rawDesc), len(file_kvtier_v1_pages_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   50,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,6 +50,9 @@ const (
 	PagesService_Pin_FullMethodName               = "/kvtier.v1.PagesService/Pin"
 	PagesService_ReadPages_FullMethodName         = "/kvtier.v1.PagesService/ReadPages"
 	PagesService_WritePages_FullMethodName        = "/kvtier.v1.PagesService/WritePages"
+	PagesService_RegisterRegion_FullMethodName    = "/kvtier.v1.PagesService/RegisterRegion"
+	PagesService_DropRegion_FullMethodName        = "/kvtier.v1.PagesService/DropRegion"
+	PagesService_FetchInto_FullMethodName         = "/kvtier.v1.PagesService/FetchInto"
 )
 
 // PagesServiceClient is the client API for PagesService service.
@@ -108,6 +111,16 @@ type PagesServiceClient interface {
 	// WritePages stores pages streamed by a client that is not co-located. The
 	// first message is the header.
 	WritePages(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[WritePagesRequest, WritePagesResponse], error)
+	// RegisterRegion makes memory of the engine known, on the device of the node's HBM
+	// tier, so that pages can be copied into it and out of it there. Its descriptor was
+	// sent over the hand-off socket.
+	RegisterRegion(ctx context.Context, in *RegisterRegionRequest, opts ...grpc.CallOption) (*RegisterRegionResponse, error)
+	// DropRegion ends a region: when it returns the node uses the memory no more.
+	// Idempotent.
+	DropRegion(ctx context.Context, in *DropRegionRequest, opts ...grpc.CallOption) (*DropRegionResponse, error)
+	// FetchInto copies the pages of the usable prefix into blocks of a region. When it
+	// returns they are there, and nothing is held.
+	FetchInto(ctx context.Context, in *FetchIntoRequest, opts ...grpc.CallOption) (*FetchIntoResponse, error)
 }
 
 type pagesServiceClient struct {
@@ -313,6 +326,36 @@ func (c *pagesServiceClient) WritePages(ctx context.Context, opts ...grpc.CallOp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PagesService_WritePagesClient = grpc.ClientStreamingClient[WritePagesRequest, WritePagesResponse]
 
+func (c *pagesServiceClient) RegisterRegion(ctx context.Context, in *RegisterRegionRequest, opts ...grpc.CallOption) (*RegisterRegionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegisterRegionResponse)
+	err := c.cc.Invoke(ctx, PagesService_RegisterRegion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pagesServiceClient) DropRegion(ctx context.Context, in *DropRegionRequest, opts ...grpc.CallOption) (*DropRegionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropRegionResponse)
+	err := c.cc.Invoke(ctx, PagesService_DropRegion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pagesServiceClient) FetchInto(ctx context.Context, in *FetchIntoRequest, opts ...grpc.CallOption) (*FetchIntoResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FetchIntoResponse)
+	err := c.cc.Invoke(ctx, PagesService_FetchInto_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PagesServiceServer is the server API for PagesService service.
 // All implementations must embed UnimplementedPagesServiceServer
 // for forward compatibility.
@@ -369,6 +412,16 @@ type PagesServiceServer interface {
 	// WritePages stores pages streamed by a client that is not co-located. The
 	// first message is the header.
 	WritePages(grpc.ClientStreamingServer[WritePagesRequest, WritePagesResponse]) error
+	// RegisterRegion makes memory of the engine known, on the device of the node's HBM
+	// tier, so that pages can be copied into it and out of it there. Its descriptor was
+	// sent over the hand-off socket.
+	RegisterRegion(context.Context, *RegisterRegionRequest) (*RegisterRegionResponse, error)
+	// DropRegion ends a region: when it returns the node uses the memory no more.
+	// Idempotent.
+	DropRegion(context.Context, *DropRegionRequest) (*DropRegionResponse, error)
+	// FetchInto copies the pages of the usable prefix into blocks of a region. When it
+	// returns they are there, and nothing is held.
+	FetchInto(context.Context, *FetchIntoRequest) (*FetchIntoResponse, error)
 	mustEmbedUnimplementedPagesServiceServer()
 }
 
@@ -432,6 +485,15 @@ func (UnimplementedPagesServiceServer) ReadPages(*ReadPagesRequest, grpc.ServerS
 }
 func (UnimplementedPagesServiceServer) WritePages(grpc.ClientStreamingServer[WritePagesRequest, WritePagesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WritePages not implemented")
+}
+func (UnimplementedPagesServiceServer) RegisterRegion(context.Context, *RegisterRegionRequest) (*RegisterRegionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegisterRegion not implemented")
+}
+func (UnimplementedPagesServiceServer) DropRegion(context.Context, *DropRegionRequest) (*DropRegionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropRegion not implemented")
+}
+func (UnimplementedPagesServiceServer) FetchInto(context.Context, *FetchIntoRequest) (*FetchIntoResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FetchInto not implemented")
 }
 func (UnimplementedPagesServiceServer) mustEmbedUnimplementedPagesServiceServer() {}
 func (UnimplementedPagesServiceServer) testEmbeddedByValue()                      {}
@@ -749,6 +811,60 @@ func _PagesService_WritePages_Handler(srv interface{}, stream grpc.ServerStream)
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PagesService_WritePagesServer = grpc.ClientStreamingServer[WritePagesRequest, WritePagesResponse]
 
+func _PagesService_RegisterRegion_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegisterRegionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PagesServiceServer).RegisterRegion(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PagesService_RegisterRegion_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PagesServiceServer).RegisterRegion(ctx, req.(*RegisterRegionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PagesService_DropRegion_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropRegionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PagesServiceServer).DropRegion(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PagesService_DropRegion_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PagesServiceServer).DropRegion(ctx, req.(*DropRegionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PagesService_FetchInto_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FetchIntoRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PagesServiceServer).FetchInto(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PagesService_FetchInto_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PagesServiceServer).FetchInto(ctx, req.(*FetchIntoRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PagesService_ServiceDesc is the grpc.ServiceDesc for PagesService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -815,6 +931,18 @@ var PagesService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Pin",
 			Handler:    _PagesService_Pin_Handler,
+		},
+		{
+			MethodName: "RegisterRegion",
+			Handler:    _PagesService_RegisterRegion_Handler,
+		},
+		{
+			MethodName: "DropRegion",
+			Handler:    _PagesService_DropRegion_Handler,
+		},
+		{
+			MethodName: "FetchInto",
+			Handler:    _PagesService_FetchInto_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

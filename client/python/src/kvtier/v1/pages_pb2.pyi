@@ -96,7 +96,7 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ..., adopt: _Optional[_Union[AdoptRequest, _Mapping]] = ..., release: _Optional[_Union[ReleaseRequest, _Mapping]] = ..., renew: _Optional[_Union[RenewRequest, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "engine", "engine_version", "group_id", "group_secret", "staging_bytes", "previous_attachment", "ranks", "device_pool")
+    __slots__ = ("protocol_version", "engine", "engine_version", "group_id", "group_secret", "staging_bytes", "previous_attachment", "ranks", "device_pool", "working_bytes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class Hello(_message.Message):
     PREVIOUS_ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_POOL_FIELD_NUMBER: _ClassVar[int]
+    WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine: str
     engine_version: str
@@ -115,7 +116,8 @@ class Hello(_message.Message):
     previous_attachment: bytes
     ranks: _containers.RepeatedScalarFieldContainer[int]
     device_pool: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ..., device_pool: bool = ...) -> None: ...
+    working_bytes: int
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ..., device_pool: bool = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("request_id", "welcome", "fetch", "adopt", "release", "renew", "error", "extents_added", "revocation", "prefetch", "stopping", "abort")
@@ -146,7 +148,7 @@ class AttachResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., renew: _Optional[_Union[RenewResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.ErrorDetail, _Mapping]] = ..., extents_added: _Optional[_Union[ExtentsAdded, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchProgress, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., abort: _Optional[_Union[AbortResponse, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("attachment", "protocol_version", "node", "incarnation", "handoff_socket", "tenant", "arenas", "staging_extent", "staging_bytes", "lease_ttl")
+    __slots__ = ("attachment", "protocol_version", "node", "incarnation", "handoff_socket", "tenant", "arenas", "staging_extent", "staging_bytes", "lease_ttl", "working_extent", "working_bytes")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +159,8 @@ class Welcome(_message.Message):
     STAGING_EXTENT_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
+    WORKING_EXTENT_FIELD_NUMBER: _ClassVar[int]
+    WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     protocol_version: int
     node: bytes
@@ -167,7 +171,9 @@ class Welcome(_message.Message):
     staging_extent: int
     staging_bytes: int
     lease_ttl: _duration_pb2.Duration
-    def __init__(self, attachment: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., node: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., handoff_socket: _Optional[str] = ..., tenant: _Optional[str] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    working_extent: int
+    working_bytes: int
+    def __init__(self, attachment: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., node: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., handoff_socket: _Optional[str] = ..., tenant: _Optional[str] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., working_extent: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
 class Arena(_message.Message):
     __slots__ = ("id", "tier", "device", "slot_align_bytes", "extent_bytes", "places", "device_uuid", "device_name")
@@ -382,7 +388,7 @@ class RenewResponse(_message.Message):
     def __init__(self, unknown: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("attachment", "namespace_id", "block_names", "first_block", "parts", "ttl", "timeout", "attempt")
+    __slots__ = ("attachment", "namespace_id", "block_names", "first_block", "parts", "ttl", "timeout", "attempt", "tier", "region_id", "region_blocks")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +397,9 @@ class ReserveRequest(_message.Message):
     TTL_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    REGION_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     namespace_id: bytes
     block_names: bytes
@@ -399,7 +408,10 @@ class ReserveRequest(_message.Message):
     ttl: _duration_pb2.Duration
     timeout: _duration_pb2.Duration
     attempt: bytes
-    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., attempt: _Optional[bytes] = ...) -> None: ...
+    tier: _types_pb2.Tier
+    region_id: int
+    region_blocks: bytes
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., attempt: _Optional[bytes] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., region_id: _Optional[int] = ..., region_blocks: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("attempt", "outcomes", "slots", "in_flight_for", "parts")
@@ -651,3 +663,81 @@ class WritePagesResponse(_message.Message):
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
     def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
+
+class RegisterRegionRequest(_message.Message):
+    __slots__ = ("attachment", "handle", "namespace_id", "blocks", "parts")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    attachment: bytes
+    handle: int
+    namespace_id: bytes
+    blocks: int
+    parts: _containers.RepeatedCompositeFieldContainer[RegionPart]
+    def __init__(self, attachment: _Optional[bytes] = ..., handle: _Optional[int] = ..., namespace_id: _Optional[bytes] = ..., blocks: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[RegionPart, _Mapping]]] = ...) -> None: ...
+
+class RegionPart(_message.Message):
+    __slots__ = ("part", "offset", "block_stride", "pieces", "piece_stride")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    PIECE_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    part: int
+    offset: int
+    block_stride: int
+    pieces: int
+    piece_stride: int
+    def __init__(self, part: _Optional[int] = ..., offset: _Optional[int] = ..., block_stride: _Optional[int] = ..., pieces: _Optional[int] = ..., piece_stride: _Optional[int] = ...) -> None: ...
+
+class RegisterRegionResponse(_message.Message):
+    __slots__ = ("region_id",)
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    def __init__(self, region_id: _Optional[int] = ...) -> None: ...
+
+class DropRegionRequest(_message.Message):
+    __slots__ = ("attachment", "region_id")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    attachment: bytes
+    region_id: int
+    def __init__(self, attachment: _Optional[bytes] = ..., region_id: _Optional[int] = ...) -> None: ...
+
+class DropRegionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FetchIntoRequest(_message.Message):
+    __slots__ = ("attachment", "namespace_id", "block_names", "first_block", "parts", "region_id", "region_blocks", "timeout")
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    REGION_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    attachment: bytes
+    namespace_id: bytes
+    block_names: bytes
+    first_block: int
+    parts: int
+    region_id: int
+    region_blocks: bytes
+    timeout: _duration_pb2.Duration
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., region_id: _Optional[int] = ..., region_blocks: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class FetchIntoResponse(_message.Message):
+    __slots__ = ("usable_blocks", "usable_tokens", "tiers", "shortfalls")
+    USABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    SHORTFALLS_FIELD_NUMBER: _ClassVar[int]
+    usable_blocks: int
+    usable_tokens: int
+    tiers: bytes
+    shortfalls: _containers.RepeatedCompositeFieldContainer[Shortfall]
+    def __init__(self, usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., tiers: _Optional[bytes] = ..., shortfalls: _Optional[_Iterable[_Union[Shortfall, _Mapping]]] = ...) -> None: ...
