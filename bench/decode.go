@@ -31,9 +31,6 @@ func decodeLayout() gpu.Layout {
 	return gpu.NHD(gpu.BF16, decodeTokens, decodeKVHeads, decodeDim)
 }
 
-// decodePageBytes is the length of a page that can be decoded.
-func decodePageBytes() int64 { l := decodeLayout(); return l.PageStride }
-
 // decoder is an engine's attention: a device of its process, with the node's pool
 // mapped. One goroutine uses it.
 type decoder struct {

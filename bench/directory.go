@@ -43,7 +43,7 @@ func Directory(ctx context.Context, cfg DirectoryConfig) (_ *DirectoryReport, er
 		return nil, err
 	}
 	b := &directoryRun{cfg: &cfg, dir: work.Dir}
-	defer func() { err = errors.Join(err, b.close(), work.Close()) }()
+	defer func() { b.close(); err = errors.Join(err, work.Close()) }()
 	for _, stage := range []func(context.Context) error{b.start, b.preload, b.measure, b.watch, b.failover} {
 		if err := stage(ctx); err != nil {
 			return nil, err
@@ -173,13 +173,12 @@ func (p *replicaProcess) kill() {
 	p.log.Close()
 }
 
-func (b *directoryRun) close() error {
+func (b *directoryRun) close() {
 	for _, p := range b.nodes {
 		if p != nil {
 			p.kill()
 		}
 	}
-	return nil
 }
 
 // all gives each node an order at the same time, and returns their answers.
@@ -199,7 +198,7 @@ func (b *directoryRun) all(ctx context.Context, order func(i int) *order) ([]ans
 		}
 	}
 	wait.Wait()
-	return answers, errors.Join(append(errs, ctx.Err())...)
+	return answers, errors.Join(errors.Join(errs...), ctx.Err())
 }
 
 func same(o order) func(int) *order { return func(int) *order { return &o } }

@@ -33,7 +33,7 @@ type ReplayConfig struct {
 	// places, while the daemon is down.
 	DamageFlips int
 	// Decodes is about how many of the requests run attention over the pages that
-	// they fetched, in place; their blocks must have decodePageBytes bytes. 0: none.
+	// they fetched, in place; their blocks must be pages of decodeLayout. 0: none.
 	Decodes int
 	// DurableEvery makes each n-th request commit as durable. 0: none.
 	DurableEvery int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -155,7 +156,7 @@ func (a *Admin) SaveSnapshot(ctx context.Context, w io.Writer) (bytes int64, err
 			return bytes, fmt.Errorf("save snapshot: %w", err)
 		}
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return bytes, nil
 	}
 	return bytes, fmt.Errorf("save snapshot: %w", kvstatus.Err(err))
@@ -177,7 +178,7 @@ func (a *Admin) RestoreSnapshot(ctx context.Context, r io.Reader) (nodes uint32,
 		if n > 0 && stream.Send(&kvtierv1.RestoreSnapshotRequest{Data: buf[:n]}) != nil {
 			break // the answer says why
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -44,7 +44,7 @@ func idleChannel(t *testing.T, streaming bool) {
 	listener := &countingListener{Listener: pipes}
 	server := grpc.NewServer(grpc.KeepaliveParams(ServerKeepalive()), grpc.KeepaliveEnforcementPolicy(ServerEnforcement()))
 	healthv1.RegisterHealthServer(server, health.NewServer())
-	go server.Serve(listener) //nolint:errcheck // ends with Stop
+	go server.Serve(listener)
 	defer server.Stop()
 	conn, err := grpc.NewClient("passthrough:///pipe", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithKeepaliveParams(ClientKeepalive()), grpc.WithIdleTimeout(0),

@@ -132,8 +132,6 @@ func (a *Accounts) certified(h Holder) (Caller, error) {
 
 func (r Role) admin() bool { return r == RoleOperator || r == RoleReadOnly }
 
-// withToken replaces what is known of c by what the authorization header says.
-// All tokens are compared, each in constant time.
 // Bearer is the caller of an HTTP request with this authorization header, which may
 // be left out where no tenant is configured.
 func (a *Accounts) Bearer(header string) (Caller, error) {
@@ -145,6 +143,8 @@ func (a *Accounts) Bearer(header string) (Caller, error) {
 	return a.withToken(c, header)
 }
 
+// withToken replaces what is known of c by what the authorization header says.
+// All tokens are compared, each in constant time.
 func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
 	secret, ok := strings.CutPrefix(header, "Bearer ")
 	if !ok {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
@@ -19,10 +18,6 @@ type Introduction struct {
 	Node    placement.NodeID // that answered
 	Gossip  string           // its gossip address, host:port
 }
-
-// maxIntroduction bounds its encoding: two strings with a length byte each, and a
-// checksum.
-const maxIntroduction = 2*(1+maxClusterBytes) + 8
 
 func (n *Introduction) encode() []byte {
 	b := []byte{byte(len(n.Cluster))}
@@ -107,7 +102,7 @@ func (m *Mux) ask(ctx context.Context, address string) (n Introduction, err erro
 	defer hangUp(raw)
 	stop := context.AfterFunc(ctx, func() { hangUp(raw) })
 	defer stop()
-	conn := net.Conn(raw)
+	conn := raw
 	if m.cfg.TLS != nil {
 		if conn, err = m.cfg.TLS.dial(ctx, raw, placement.NodeID{}); err != nil {
 			if errors.Is(err, errNotNamed) {
