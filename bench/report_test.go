@@ -26,6 +26,7 @@ func reports() map[string]Report {
 		"index":     &IndexReport{},
 		"crash":     &CrashReport{FirstErrors: []string{"x"}},
 		"directory": &DirectoryReport{},
+		"transfer":  &TransferReport{},
 		"attention": &AttentionReport{},
 		"device":    &DeviceReport{Copies: []DeviceCopies{{PageBytes: 4096}}},
 	}

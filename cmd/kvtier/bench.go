@@ -41,11 +41,11 @@ bytes/s, ratios and hit rates fractions, *_us quantiles in microseconds.`,
 		panic(err)
 	}
 	node := func() bench.NodeConfig { return bench.NodeConfig{Program: *program} }
-	for _, w := range []workload{
+	for _, w := range append([]workload{
 		policyWorkload(), replayWorkload(node, dir), localWorkload(node, dir), commitWorkload(node, dir),
 		attentionWorkload(), deviceWorkload(),
 		nvmeWorkload(dir), indexWorkload(dir), crashWorkload(node, dir), directoryWorkload(program, dir),
-	} {
+	}, transferWorkloads(node, dir)...) {
 		sub := &cobra.Command{Use: w.use, Short: w.short, Long: w.long, Args: noArgs}
 		w.bind(sub)
 		sub.RunE = func(cmd *cobra.Command, _ []string) error {

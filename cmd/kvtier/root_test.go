@@ -62,6 +62,7 @@ func TestExitCodes(t *testing.T) {
 		{"bench replay --simulate --policy lfru", exitUsage, "want one of"},
 		{"snapshot inspect ../../server/directory/testdata/v1/snapshot", exitOK, "draining"},
 		{"snapshot inspect ../../server/directory/testdata/v1/snapshot -o json", exitOK, `"whole": true`},
+		{"bench remote --page-bytes 1", exitUsage, "--page-bytes"},
 		{"snapshot inspect /absent", exitUsage, "/absent"},
 		{"snapshot inspect", exitUsage, "wants one argument"},
 		{"bench replay --damage 3", exitUsage, "--kill-at"},
@@ -119,7 +120,7 @@ func TestPolicyEqualsTheKnownRates(t *testing.T) {
 
 func TestEveryVerbHasHelp(t *testing.T) {
 	for _, args := range []string{"serve", "status", "tiers", "blocks", "blocks list", "blocks inspect", "doctor", "demo", "bench",
-		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash", "bench directory", "cert", "cert ca", "cert issue", "cert gossip-key", "snapshot", "snapshot inspect"} {
+		"bench policy", "bench replay", "bench local", "bench nvme", "bench commit", "bench index", "bench crash", "bench directory", "bench remote", "bench stream", "cert", "cert ca", "cert issue", "cert gossip-key", "snapshot", "snapshot inspect"} {
 		code, stdout, _ := kvtier(t, append(strings.Fields(args), "--help")...)
 		if code != exitOK || !strings.Contains(stdout, "Usage:") || !strings.Contains(stdout, "--output") {
 			t.Errorf("kvtier %s --help: exit %d\n%s", args, code, stdout)

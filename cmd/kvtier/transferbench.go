@@ -1,0 +1,39 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvtier/kvtier/bench"
+	"github.com/kvtier/kvtier/server"
+)
+
+// transferWorkloads measure pages that travel.
+func transferWorkloads(node func() bench.NodeConfig, dir *string) []workload {
+	one := func(use, short string, measure func(context.Context, bench.TransferConfig) (*bench.TransferReport, error)) workload {
+		pageBytes := server.Size(256 << 10)
+		return workload{
+			use: use, short: short,
+			bind: func(cmd *cobra.Command) { cmd.Flags().Var(&pageBytes, "page-bytes", "bytes of a page") },
+			run: func(ctx context.Context, full bool, update func(done, total int64)) (bench.Report, error) {
+				cfg := bench.TransferConfig{PageBytes: int64(pageBytes), Bytes: 512 << 20, Rounds: 6, Node: node(), TempDir: *dir, Progress: update}
+				if full {
+					cfg.Bytes, cfg.Rounds = 2<<30, 20
+				}
+				if cfg.PageBytes < 4<<10 || cfg.PageBytes > 64<<20 {
+					return nil, usagef("--page-bytes: want 4KiB to 64MiB")
+				}
+				rep, err := measure(ctx, cfg)
+				if err != nil {
+					return nil, err
+				}
+				return rep, nil
+			},
+		}
+	}
+	return []workload{
+		one("remote", "Pages of another node through Fetch, against a plain TCP copy that checks them", bench.Remote),
+		one("stream", "Pages over the gRPC stream of a client on another machine, against the same", bench.Stream),
+	}
+}
