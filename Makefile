@@ -12,13 +12,24 @@ LINTER  := $(GO) tool -modfile=.ci/lint/go.mod golangci-lint
 SEED    ?= 0
 ROUNDS  ?= 200
 
-.PHONY: build static demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
+.PHONY: build static gpu-check demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
 
 build: ## bin/kvtier, one binary: finds a CUDA driver at run time, so it needs glibc's loader (docs/adr/0013)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier ./cmd/kvtier
 
 static: ## bin/kvtier-static, without CUDA and without a loader
 	CGO_ENABLED=0 $(GO) build -tags nocuda -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier-static ./cmd/kvtier
+
+GPU_CHECK := bin/gpu-check
+
+gpu-check: ## bin/gpu-check: a folder to copy to a machine with a GPU; there run.sh needs the driver only, under 5 minutes, and prints one JSON
+	@rm -rf $(GPU_CHECK) && mkdir -p $(GPU_CHECK)/kernels
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(GPU_CHECK)/check ./gpu/cuda/check
+	CGO_ENABLED=0 $(GO) test -trimpath -ldflags '-s -w' -c -o $(GPU_CHECK)/conformance.test ./gpu/cuda
+	gpu/cuda/testdata/stub/build.sh $(GPU_CHECK)/libcuda-stub.so gpu/cuda/kernels
+	cp gpu/cuda/check/consumer.py gpu/cuda/check/run.sh $(GPU_CHECK)/
+	cp gpu/cuda/kernels/*.cu gpu/cuda/kernels/*.h gpu/cuda/kernels/*.ptx.gz $(GPU_CHECK)/kernels/
+	@du -sk $(GPU_CHECK) | awk '$$1 > 65536 { print "the folder has more than 64 MiB"; exit 1 } { print $$1 " KiB in $(GPU_CHECK)" }'
 
 demo: build ## the main job on this machine, nothing else needed
 	bin/kvtier demo

@@ -342,3 +342,35 @@ func TestRegion(t *testing.T) {
 	}
 	_ = n
 }
+
+// What an engine had on the device goes back when it is gone: its leases, its
+// working pages, its regions.
+func TestDeviceMemoryGoesBack(t *testing.T) {
+	n := startDaemon(t, func(cfg *server.Config) { cfg.HBMBytes = 32 << 20 })
+	eventually(t, "the pool has grown", func() bool { return !n.Metrics().HBM.Growing })
+	before := n.Metrics().HBM.HeldBytes
+	cfg := daemonFaces(n)[false]
+	cfg.DevicePool, cfg.WorkingBytes = true, 1<<20
+	c, err := client.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := register(t, c)
+	names := chain(1, 4)
+	write(t, c, ns, names)
+	lease := fetchUp(t, c, ns, names)
+	a, err := c.Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: chain(2, 4), Tier: client.TierHBM})
+	if err != nil || a.Rows() != 4 || lease.Usable != 4 {
+		t.Fatalf("%v", err)
+	}
+	if held := n.Metrics().HBM.HeldBytes; held != before+1<<20 {
+		t.Errorf("held %d with working pages, before %d", held, before)
+	}
+	_ = c.Close() // with a lease and an attempt open, as a process that dies
+	eventually(t, "everything is back", func() bool {
+		m := n.Metrics()
+		return m.Leases == 0 && m.Attempts == 0 && m.HBM.HeldBytes == before && m.Attachments == 0
+	})
+	other := open(t, daemonFaces(n)[false])
+	write(t, other, register(t, other), chain(2, 4))
+}
