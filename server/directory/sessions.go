@@ -179,12 +179,9 @@ func validChain(c *kvtierv1.SessionChain) bool {
 	if c.GetBlocks() == 0 {
 		return c.GetTokens() == 0 && len(c.GetTip()) == 0 && len(c.GetHash()) == 0 && len(c.GetSegmentHash()) == 0
 	}
-	full := c.GetBlocks() >= SegmentBlocks
+	full := c.GetBlocks() >= paging.SegmentBlocks
 	return len(c.GetTip()) == 32 && len(c.GetHash()) == 32 && full == (len(c.GetSegmentHash()) == 32) && (full || len(c.GetSegmentHash()) == 0)
 }
-
-// SegmentBlocks is how many block names a full segment of a session has.
-const SegmentBlocks = 1024
 
 func (s *State) openSession(name string, node placement.NodeID, x *Session, c *kvtierv1.OpenSession) Result {
 	var ns paging.NamespaceID

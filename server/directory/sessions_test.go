@@ -62,7 +62,7 @@ func chainOf(blocks uint64, salt byte) *kvtierv1.SessionChain {
 		return &kvtierv1.SessionChain{}
 	}
 	c := &kvtierv1.SessionChain{Blocks: blocks, Tokens: blocks * 16, Tip: bytes.Repeat([]byte{byte(blocks), salt}, 16), Hash: bytes.Repeat([]byte{salt, byte(blocks)}, 16)}
-	if blocks >= SegmentBlocks {
+	if blocks >= paging.SegmentBlocks {
 		c.SegmentHash = bytes.Repeat([]byte{7}, 32)
 	}
 	return c
