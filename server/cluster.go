@@ -110,6 +110,9 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 	if record == nil && !n.cfg.clustered() {
 		return nil
 	}
+	if err := n.namesNode(); err != nil {
+		return err
+	}
 	first := record == nil && n.cfg.Bootstrap
 	switch {
 	case first:
@@ -191,6 +194,18 @@ func (n *node) peerTLS() *transport.TLS {
 		return nil
 	}
 	return n.trust.Peers()
+}
+
+// namesNode reports whether other nodes will take the certificate for a node's:
+// paging.ErrInvalid if not. Without it they would refuse every connection, one by one.
+func (n *node) namesNode() error {
+	if n.peerTLS() == nil {
+		return nil
+	}
+	if id := n.trust.Identity(); id.Kind != trust.Node {
+		return fmt.Errorf("tls.cert %s is of %s: a node of a cluster needs one that names a node (kvtier cert issue --node NAME): %w", n.cfg.TLS.Cert, id, paging.ErrInvalid)
+	}
+	return nil
 }
 
 // discover asks the nodes to join which cluster they are of, until one answers.

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -14,10 +15,12 @@ import (
 	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/proto/kvstatus"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 	"github.com/kvtier/kvtier/server"
+	"github.com/kvtier/kvtier/server/servertest"
 	"github.com/kvtier/kvtier/server/trust"
 )
 
@@ -89,10 +92,10 @@ func TestWhoIsLetInByCertificate(t *testing.T) {
 	cfg.TLS.ClientAuth = true
 	ca.node(cfg.TLS, "one")
 	n := startNode(t, cfg)
-	client := func(role, tenant string) trust.Identity {
+	holder := func(role, tenant string) trust.Identity {
 		return trust.Identity{Kind: trust.Client, Name: "x", Role: role, Tenant: tenant}
 	}
-	engine := client(trust.RoleEngine, "a")
+	engine := holder(trust.RoleEngine, "a")
 	refused := uint64(0)
 	for _, c := range []struct {
 		name         string
@@ -102,13 +105,13 @@ func TestWhoIsLetInByCertificate(t *testing.T) {
 		refused      bool  // the connection is counted as refused
 	}{
 		{"engine", ca.issue(engine, 0), "", paging.ErrUnknownNamespace, paging.ErrDenied, false},
-		{"operator", ca.issue(client(trust.RoleOperator, "a"), 0), "", paging.ErrUnknownNamespace, nil, false},
-		{"operator without a tenant", ca.issue(client(trust.RoleOperator, ""), 0), "", paging.ErrDenied, nil, false},
-		{"read-only", ca.issue(client(trust.RoleReadOnly, "a"), 0), "", paging.ErrDenied, nil, false},
+		{"operator", ca.issue(holder(trust.RoleOperator, "a"), 0), "", paging.ErrUnknownNamespace, nil, false},
+		{"operator without a tenant", ca.issue(holder(trust.RoleOperator, ""), 0), "", paging.ErrDenied, nil, false},
+		{"read-only", ca.issue(holder(trust.RoleReadOnly, "a"), 0), "", paging.ErrDenied, nil, false},
 		{"engine with an operator's token", ca.issue(engine, 0), tokenOps, paging.ErrUnknownNamespace, nil, false},
 		{"engine with a wrong token", ca.issue(engine, 0), tokenA + "x", paging.ErrDenied, paging.ErrDenied, false},
 		{"a node", ca.issue(trust.Identity{Kind: trust.Node, Name: "two"}, 0), "", paging.ErrDenied, paging.ErrDenied, false},
-		{"a tenant that is not there", ca.issue(client(trust.RoleOperator, "z"), 0), tokenOps, paging.ErrDenied, paging.ErrDenied, true},
+		{"a tenant that is not there", ca.issue(holder(trust.RoleOperator, "z"), 0), tokenOps, paging.ErrDenied, paging.ErrDenied, true},
 		{"expired", ca.issue(engine, 2*time.Hour), tokenA, paging.ErrUnavailable, paging.ErrUnavailable, true},
 		{"another authority", foreign.issue(engine, 0), tokenA, paging.ErrUnavailable, paging.ErrUnavailable, true},
 		{"another cluster", elsewhere.issue(engine, 0), tokenA, paging.ErrUnavailable, paging.ErrUnavailable, true},
@@ -202,4 +205,68 @@ func TestRandomBytesIntoTLS(t *testing.T) {
 	if err != nil || h.GetStatus() != healthv1.HealthCheckResponse_SERVING {
 		t.Errorf("health: %v, %v", h, err)
 	}
+}
+
+// A cluster whose nodes know each other by certificate, and whose gossip has a key.
+func TestClusterByCertificate(t *testing.T) {
+	ca, foreign, elsewhere := newAuthority(t, "c"), newAuthority(t, "c"), newAuthority(t, "d")
+	key := filepath.Join(t.TempDir(), "gossip.key")
+	if err := os.WriteFile(key, []byte(trust.NewGossipKey()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config := func(by *authority, name, join string) server.Config {
+		cfg := clusterConfig(t, join)
+		cfg.TLS, cfg.GossipKey = tlsFiles(t), key
+		by.node(cfg.TLS, name)
+		return cfg
+	}
+	first := startNode(t, config(ca, "one", ""))
+	second := startNode(t, config(ca, "two", first.PeerAddr()))
+	near, far := first.client(t, client.Config{Engine: "test"}), second.client(t, client.Config{Engine: "test"})
+	var ns paging.NamespaceID
+	for _, c := range []*client.Client{near, far} {
+		var err error
+		if ns, err = c.RegisterNamespace(t.Context(), testNamespace(100_000, 2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := blockNames(0, 10)
+	write(t, near, ns, names)
+	eventually(t, "the other node sees every block", func() bool { return prefix(t, far, ns, names, 2) == len(names) })
+
+	clientCert := config(ca, "three", first.PeerAddr())
+	pair := ca.issue(trust.Identity{Kind: trust.Client, Name: "three", Role: trust.RoleOperator}, 0)
+	if err := trust.WriteFiles([]trust.File{{Path: clientCert.TLS.Key, Bytes: pair.Key}, {Path: clientCert.TLS.Cert, Bytes: pair.Cert}}, true); err != nil {
+		t.Fatal(err)
+	}
+	half := config(foreign, "three", first.PeerAddr()) // it believes the right authority, and shows another's certificate
+	if err := os.WriteFile(half.TLS.CA, ca.pair.Cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bare := clusterConfig(t, first.PeerAddr())
+	bare.GossipKey = key
+	for what, c := range map[string]struct {
+		cfg  server.Config
+		want error
+	}{
+		"another authority": {config(foreign, "three", first.PeerAddr()), nil}, "its certificate alone": {half, nil},
+		"another cluster": {config(elsewhere, "three", first.PeerAddr()), nil}, "no certificate": {bare, nil},
+		"a client's certificate": {clientCert, paging.ErrInvalid},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		s, err := server.Open(ctx, c.cfg, server.Options{Drivers: servertest.Drivers()})
+		cancel()
+		if err == nil {
+			err = s.Close()
+			t.Errorf("%s: joined (%v)", what, err)
+		} else if c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", what, err, c.want)
+		}
+	}
+	// Certificates are renewed, and the nodes go on.
+	ca.node(first.Config.TLS, "one")
+	ca.node(second.Config.TLS, "two")
+	more := blockNames(100, 10)
+	write(t, near, ns, more)
+	eventually(t, "the other node sees what came later", func() bool { return prefix(t, far, ns, more, 2) == len(more) })
 }
