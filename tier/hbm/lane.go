@@ -119,7 +119,7 @@ func (l *lane) batch(find finder, items []item) error {
 	if items[0].scatter != nil {
 		return l.scatter(find, items)
 	}
-	if err := l.gatherPlain(find, items); err != nil {
+	if err := l.gatherPlain(items); err != nil {
 		return err
 	}
 	if err := l.copyIn(find, items); err != nil {
@@ -295,7 +295,7 @@ func (l *lane) sync() error {
 }
 
 // gatherPlain copies pages that have no slot straight to the host.
-func (l *lane) gatherPlain(find finder, items []item) error {
+func (l *lane) gatherPlain(items []item) error {
 	for i := range items {
 		it := &items[i]
 		if !it.only {
