@@ -277,15 +277,15 @@ func (f *fetch) have(i int) paging.PartSet {
 	var have paging.PartSet
 	if f.ids[i] != 0 {
 		b := f.h.mu.index.at(f.ids[i])
-		switch {
-		case f.up && f.req.Resident:
-			have = f.onDevice(i)
-		case f.req.Resident:
-			have = b.ram
-		case f.remote[i]:
-			have = b.ram | f.onDevice(i)
-		default:
-			have = b.ram | b.disk | f.onDevice(i)
+		have = b.ram
+		if f.up && f.req.Resident {
+			have = 0
+		}
+		if !f.req.Resident && !f.remote[i] {
+			have |= b.disk
+		}
+		if b.flags.has(onDevice) && (f.up || !f.req.Resident) {
+			have |= f.onDevice(i)
 		}
 	}
 	if f.elsewhere != nil && !f.req.Resident {
