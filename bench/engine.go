@@ -31,10 +31,11 @@ type engine struct {
 	content Content
 	ledger  *ledger
 	tally   *tally
-	parts   int         // parts of the layout: every block has a page of each
-	private bool        // pages come in a stream, not in place
-	wanted  client.Tier // that pages are fetched to
-	decoder *decoder    // nil: nothing is decoded
+	parts   int                // parts of the layout: every block has a page of each
+	private bool               // pages come in a stream, not in place
+	wanted  client.Tier        // that pages are fetched to
+	decoder *decoder           // nil: nothing is decoded
+	stored  []paging.BlockName // that were committed through it
 }
 
 func (e *engine) page(name paging.BlockName, part int) paging.PageID {
@@ -48,6 +49,34 @@ type chain struct {
 	blockTokens int64
 	durable     bool // commit as durable
 	decode      bool // attend to what was fetched
+}
+
+// chain is the blocks of request i; each durableEvery-th commits as durable, 0: none.
+func (t *Trace) chain(i, blockTokens, durableEvery int) *chain {
+	req := &t.Requests[i]
+	c := &chain{tokens: req.InputTokens, blockTokens: int64(blockTokens)}
+	c.durable = durableEvery > 0 && i%durableEvery == 0
+	for _, id := range req.Blocks {
+		c.names = append(c.names, TraceBlock(id))
+	}
+	return c
+}
+
+// play does one request of a node that may be killed meanwhile, and puts it into
+// one of three classes. It reports whether it was served.
+func (e *engine) play(ctx context.Context, n *node, c *chain) bool {
+	m := n.mark()
+	err := e.serve(ctx, c)
+	switch {
+	case err == nil:
+		e.tally.served.Add(1)
+	case errors.Is(err, paging.ErrUnavailable) && n.wasDown(m):
+		e.tally.unavailable.Add(1)
+	default:
+		e.tally.failed.Add(1)
+		e.tally.note("request: %v", err)
+	}
+	return err == nil
 }
 
 // serve does one request and reports what went wrong, if anything did. Hits
@@ -262,6 +291,7 @@ func (e *engine) judge(a *client.Attempt, names []paging.BlockName, outcomes []c
 			e.tally.note("block %s: the node says that other bytes are stored", name.Short())
 		case client.OutcomeCommitted, client.OutcomeNotDurable, client.OutcomeDuplicate:
 			e.ledger.didCommit(name, durable && o == client.OutcomeCommitted)
+			e.stored = append(e.stored, name)
 			e.tally.committed.Add(1)
 			if durable && o == client.OutcomeCommitted {
 				e.tally.durable.Add(1)

@@ -162,7 +162,7 @@ func (r *replay) play(ctx context.Context) error {
 	for _, e := range r.engines {
 		workers.Go(func() { // owner: play; ends when jobs is closed; one per client
 			for c := range jobs {
-				r.one(ctx, e, c)
+				e.play(ctx, r.node, c)
 				step()
 			}
 		})
@@ -228,29 +228,9 @@ func (r *replay) countLoaded(ctx context.Context) error {
 }
 
 func (r *replay) chain(i int) *chain {
-	req := &r.cfg.Trace.Requests[i]
-	c := &chain{tokens: req.InputTokens, blockTokens: int64(r.cfg.BlockTokens)}
-	c.durable = r.cfg.DurableEvery > 0 && i%r.cfg.DurableEvery == 0
+	c := r.cfg.Trace.chain(i, r.cfg.BlockTokens, r.cfg.DurableEvery)
 	c.decode = r.cfg.Decodes > 0 && i%max(1, r.requests()/r.cfg.Decodes) == 0
-	for _, id := range req.Blocks {
-		c.names = append(c.names, TraceBlock(id))
-	}
 	return c
-}
-
-// one plays a request and puts it into one of three classes.
-func (r *replay) one(ctx context.Context, e *engine, c *chain) {
-	m := r.node.mark()
-	err := e.serve(ctx, c)
-	switch {
-	case err == nil:
-		r.tally.served.Add(1)
-	case errors.Is(err, paging.ErrUnavailable) && r.node.wasDown(m):
-		r.tally.unavailable.Add(1)
-	default:
-		r.tally.failed.Add(1)
-		r.tally.note("request: %v", err)
-	}
 }
 
 const stagingMost = 64 << 20
@@ -305,29 +285,9 @@ func ready(ctx context.Context, e *engine, ns paging.Namespace) error {
 }
 
 func (r *replay) report(took time.Duration) *ReplayReport {
-	t := &r.tally
-	rep := &ReplayReport{
-		Requests:       int64(r.requests()),
-		ServedRequests: t.served.Load(), UnavailableRequests: t.unavailable.Load(), FailedRequests: t.failed.Load(),
-		Blocks: t.blocks.Load(), HitBlocks: t.hitBlocks.Load(),
-		Hit: policy.Rate(t.hitBlocks.Load(), t.blocks.Load()), BestHit: r.best.HitRate(),
-		TokenHit: policy.Rate(t.hitTokens.Load(), t.tokens.Load()), BestTokenHit: r.best.TokenHitRate(),
-		HitByTier: HitByTier{
-			HBM: t.hitTier[client.TierHBM].Load(), RAM: t.hitTier[client.TierRAM].Load(),
-			NVMe: t.hitTier[client.TierNVMe].Load(), Remote: t.hitTier[client.TierRemote].Load(),
-		},
-		WrongPages: t.wrong.Load(), LostPages: t.lost.Load(), PhantomBlocks: t.phantom.Load(), CorruptPages: t.corrupt.Load(),
-		DurableBlocks: t.durable.Load(), LostDurableBlocks: r.lostDurable,
-		CommittedBlocks: t.committed.Load(), RefusedBlocks: t.refused.Load(),
-		RecoveredPages: r.recovered, AuditedPages: r.audited, Kills: r.kills, FlippedBits: r.flipped,
-		Seconds: took.Seconds(), RestartSeconds: r.node.worst.Seconds(),
-		FetchUS: t.fetch.Quantiles(), CommitUS: t.commit.Quantiles(),
-		BytesByPath: BytesByPath{
-			InPlace: t.inPlace.Load(), Staged: t.staged.Load(), StreamRead: t.read.Load(), StreamSent: t.written.Load(),
-			NVMeRead: r.loaded,
-		},
-		DecodedRequests: t.decoded.Load(), WrongDecodes: t.wrongDecodes.Load(), DecodeRelErr: t.relErr,
-		FirstErrors: t.errors(),
-	}
+	rep := r.tally.report(int64(r.requests()), r.best, r.loaded)
+	rep.LostDurableBlocks, rep.RecoveredPages, rep.AuditedPages = r.lostDurable, r.recovered, r.audited
+	rep.Kills, rep.FlippedBits = r.kills, r.flipped
+	rep.Seconds, rep.RestartSeconds = took.Seconds(), r.node.worst.Seconds()
 	return rep
 }

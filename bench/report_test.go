@@ -16,19 +16,20 @@ var rewrite = flag.Bool("rewrite", false, "write the key lists anew")
 // reports is one of each, filled so that optional parts show.
 func reports() map[string]Report {
 	return map[string]Report{
-		"policy":    &PolicyReport{},
-		"simulate":  &SimulateReport{},
-		"replay":    &ReplayReport{Kills: 1, FlippedBits: 1, FirstErrors: []string{"x"}},
-		"demo":      &DemoReport{ReplayReport{FirstErrors: []string{"x"}}},
-		"local":     &LocalReport{RedisGet64US: &Quantiles{}, RedisDepth: 1},
-		"nvme":      &NVMeReport{},
-		"commit":    &CommitReport{},
-		"index":     &IndexReport{},
-		"crash":     &CrashReport{FirstErrors: []string{"x"}},
-		"directory": &DirectoryReport{},
-		"transfer":  &TransferReport{},
-		"attention": &AttentionReport{},
-		"device":    &DeviceReport{Copies: []DeviceCopies{{PageBytes: 4096}}},
+		"policy":     &PolicyReport{},
+		"simulate":   &SimulateReport{},
+		"replay":     &ReplayReport{Kills: 1, FlippedBits: 1, FirstErrors: []string{"x"}},
+		"demo":       &DemoReport{ReplayReport{FirstErrors: []string{"x"}}},
+		"demo-nodes": &ClusterReport{ReplayReport: ReplayReport{FirstErrors: []string{"x"}}, Outages: []Outage{{}}},
+		"local":      &LocalReport{RedisGet64US: &Quantiles{}, RedisDepth: 1},
+		"nvme":       &NVMeReport{},
+		"commit":     &CommitReport{},
+		"index":      &IndexReport{},
+		"crash":      &CrashReport{FirstErrors: []string{"x"}},
+		"directory":  &DirectoryReport{},
+		"attention":  &AttentionReport{},
+		"device":     &DeviceReport{Copies: []DeviceCopies{{PageBytes: 4096}}},
+		"transfer":   &TransferReport{},
 	}
 }
 
@@ -91,11 +92,12 @@ func TestPromisedKeys(t *testing.T) {
 		"local":  "fetch64_us empty_call_us ratio unary_ratio release_us bytes_copied redis_get64_us",
 		"nvme": "write_bytes_per_s read_bytes_per_s raw_write_bytes_per_s raw_read_bytes_per_s write_ratio read_ratio " +
 			"write_amplification space_amplification read_under_write_us",
-		"commit":    "commit_bytes_per_s memcpy_checksum_bytes_per_s ratio",
-		"index":     "pages bytes_per_page load_s",
-		"attention": "bf16 fp16 fp32",
-		"device":    "driver device copies",
-		"demo":      "requests wrong_pages failed_requests unavailable_requests hit_by_tier token_hit recovered_pages fetch_us seconds decoded_requests wrong_decodes decode_relerr",
+		"commit":     "commit_bytes_per_s memcpy_checksum_bytes_per_s ratio",
+		"index":      "pages bytes_per_page load_s",
+		"attention":  "bf16 fp16 fp32",
+		"device":     "driver device copies",
+		"demo-nodes": "requests wrong_pages failed_requests unavailable_requests hit_by_tier token_hit recovered_pages fetch_us seconds remote_hit_blocks hit_without_directory recovery_ms",
+		"demo":       "requests wrong_pages failed_requests unavailable_requests hit_by_tier token_hit recovered_pages fetch_us seconds decoded_requests wrong_decodes decode_relerr",
 	}
 	all := reports()
 	for name, list := range promised {

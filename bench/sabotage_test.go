@@ -20,7 +20,7 @@ const smallArgs = "bench replay -o json --block-bytes 4KiB --ram 4MiB --nvme 64M
 // sabotage tag, with some switches on, decodes its report and returns its exit code.
 func runSabotaged(t *testing.T, switches, args string, report any) int {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program(t, "sabotage"), append(strings.Fields(args), "--temp-dir", t.TempDir())...)
+	cmd := exec.CommandContext(t.Context(), program(t, "sabotage"), append(strings.Fields(args), "--temp-dir", clusterTempDir(t))...)
 	cmd.Env = append(os.Environ(), "KVTIER_SABOTAGE="+switches)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -46,6 +46,7 @@ func TestSabotageIsFound(t *testing.T) {
 		{"neighbour-page in the demo", "neighbour-page", "demo -o json", func(r *ReplayReport) int64 { return r.WrongPages }},
 		{"wrong-block-table", "wrong-block-table", "demo -o json", func(r *ReplayReport) int64 { return r.WrongDecodes }},
 		{"skip-device-copy", "skip-device-copy", "demo -o json", func(r *ReplayReport) int64 { return r.WrongPages }},
+		{"neighbour-page in the demo of a cluster", "neighbour-page", "demo --nodes 3 -o json", func(r *ReplayReport) int64 { return r.WrongPages }},
 		{"reuse-leased-slot", "reuse-leased-slot", "bench replay -o json --block-bytes 4KiB --ram 2MiB --nvme 64MiB --clients 4",
 			func(r *ReplayReport) int64 { return r.WrongPages + r.LostPages }},
 	} {

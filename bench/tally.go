@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+
+	"github.com/kvtier/kvtier/client"
+	"github.com/kvtier/kvtier/tier/policy"
 )
 
 // maxErrors bounds the error texts that a report carries.
@@ -48,4 +51,29 @@ func (t *tally) errors() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]string(nil), t.first...)
+}
+
+// report is what the clients saw; best is what a cache without limit would hit, loaded
+// the bytes that the nodes read from disk.
+func (t *tally) report(requests int64, best policy.Result, loaded int64) *ReplayReport {
+	return &ReplayReport{
+		Requests:       requests,
+		ServedRequests: t.served.Load(), UnavailableRequests: t.unavailable.Load(), FailedRequests: t.failed.Load(),
+		Blocks: t.blocks.Load(), HitBlocks: t.hitBlocks.Load(),
+		Hit: policy.Rate(t.hitBlocks.Load(), t.blocks.Load()), BestHit: best.HitRate(),
+		TokenHit: policy.Rate(t.hitTokens.Load(), t.tokens.Load()), BestTokenHit: best.TokenHitRate(),
+		HitByTier: HitByTier{
+			HBM: t.hitTier[client.TierHBM].Load(), RAM: t.hitTier[client.TierRAM].Load(),
+			NVMe: t.hitTier[client.TierNVMe].Load(), Remote: t.hitTier[client.TierRemote].Load(),
+		},
+		WrongPages: t.wrong.Load(), LostPages: t.lost.Load(), PhantomBlocks: t.phantom.Load(), CorruptPages: t.corrupt.Load(),
+		DurableBlocks: t.durable.Load(), CommittedBlocks: t.committed.Load(), RefusedBlocks: t.refused.Load(),
+		FetchUS: t.fetch.Quantiles(), CommitUS: t.commit.Quantiles(),
+		BytesByPath: BytesByPath{
+			InPlace: t.inPlace.Load(), Staged: t.staged.Load(), StreamRead: t.read.Load(), StreamSent: t.written.Load(),
+			NVMeRead: loaded,
+		},
+		DecodedRequests: t.decoded.Load(), WrongDecodes: t.wrongDecodes.Load(), DecodeRelErr: t.relErr,
+		FirstErrors: t.errors(),
+	}
 }

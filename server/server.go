@@ -254,6 +254,14 @@ func (s *Server) PeerAddr() string {
 	return s.node.cluster.PeerAddress()
 }
 
+// GossipAddr is where gossip of other nodes reaches this one; "": it is alone.
+func (s *Server) GossipAddr() string {
+	if s.node.cluster == nil {
+		return ""
+	}
+	return s.node.cluster.Members().Address()
+}
+
 // Socket is the path of the gRPC unix socket.
 func (s *Server) Socket() string { return s.node.cfg.Socket }
 

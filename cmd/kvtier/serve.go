@@ -129,7 +129,7 @@ func loading(log *slog.Logger) func(done, about int64) {
 // printReady says that clients can connect, and where. Who started the process
 // waits for the line.
 func printReady(out *output, s *server.Server) error {
-	listen, http, peers := server.Off, server.Off, server.Off
+	listen, http, peers, gossip := server.Off, server.Off, server.Off, server.Off
 	if a := s.Addr(); a != nil {
 		listen = a.String()
 	}
@@ -137,12 +137,12 @@ func printReady(out *output, s *server.Server) error {
 		http = a.String()
 	}
 	if a := s.PeerAddr(); a != "" {
-		peers = a
+		peers, gossip = a, s.GossipAddr()
 	}
 	if out.json() {
-		return out.value(map[string]any{"state": "ready", "socket": s.Socket(), "listen": listen, "http": http, "peers": peers, "pid": os.Getpid()})
+		return out.value(map[string]any{"state": "ready", "socket": s.Socket(), "listen": listen, "http": http, "peers": peers, "gossip": gossip, "pid": os.Getpid()})
 	}
-	_, err := fmt.Fprintf(out.w, "ready socket=%s listen=%s http=%s peers=%s pid=%d\n", s.Socket(), listen, http, peers, os.Getpid())
+	_, err := fmt.Fprintf(out.w, "ready socket=%s listen=%s http=%s peers=%s gossip=%s pid=%d\n", s.Socket(), listen, http, peers, gossip, os.Getpid())
 	return err
 }
 
