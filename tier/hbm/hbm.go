@@ -186,7 +186,7 @@ func (a *Arena) move(ctx context.Context, items []item, errs []error) {
 		if err := l.run(a.addrOf, items); err != nil { //nolint:contextcheck // bounded by the life of the tier
 			if !errors.Is(err, paging.ErrInvalid) { // else an engine named memory that is not its
 				a.breakDown(err)
-			} else if err := l.sync(); err != nil { // what was queued before
+			} else if err := l.sync(); err != nil { //nolint:contextcheck // bounded by the life of the tier: what was queued before
 				a.breakDown(err)
 			}
 			all(err)
