@@ -75,8 +75,9 @@ class Writer:
         self._ask = max(2 * decided, _ASK_LEAST)
 
     def _write(self, attempt: Attempt) -> None:
+        parts = part_numbers(attempt.parts)
         for row, block in enumerate(attempt.blocks):
-            for part in part_numbers(attempt.parts):
+            for part in parts:
                 page = attempt.page(row, part)
                 if page is not None:
                     self._fill(self._next + block, part, page)
