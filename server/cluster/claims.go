@@ -33,7 +33,7 @@ func (v *inventory) Held(buckets *directory.Buckets, f func(placement.BlockKey, 
 
 // claim tells the claimer what the tiers tell.
 func (n *Node) claim() {
-	h := n.tier.Load()
+	h, claimer := n.tier.Load(), n.claimer.Load()
 	var held []tier.HeldBlock
 	for {
 		var missed bool
@@ -46,10 +46,10 @@ func (n *Node) claim() {
 			if !n.worthClaiming(&b) {
 				b.Parts = 0
 			}
-			n.claimer.Set(ClaimKey(b.ID.Namespace, b.ID.Name), b.Parts)
+			claimer.Set(ClaimKey(b.ID.Namespace, b.ID.Name), b.Parts)
 		}
 		if missed {
-			n.claimer.Suspect()
+			claimer.Suspect()
 		}
 		if cap(held) > 1<<16 {
 			held = nil

@@ -93,7 +93,7 @@ type Node struct {
 	gossip    atomic.Pointer[Members] // members, for those who may ask before it is there
 	directory atomic.Pointer[directory.Directory]
 	pages     *transport.Transport
-	claimer   *directory.Claimer
+	claimer   atomic.Pointer[directory.Claimer] // set by Start; others may ask for pages before
 	hints     *hints
 
 	opened time.Time
@@ -102,6 +102,7 @@ type Node struct {
 	loops  sync.WaitGroup
 	doubts chan paging.PageID
 	names  announcer
+	looked time.Time // at all namespaces; owned by tend
 
 	coldest   atomic.Uint64 // warmth below which blocks are not claimed
 	unclaimed atomic.Int64
@@ -161,9 +162,9 @@ func (n *Node) PeerAddress() string {
 
 // Start begins to serve pages of h, which was opened with this Node as its Peers
 // and Observed, and to claim them. It is called once, before any Fetch of h.
-func (n *Node) Start(h *tier.Hierarchy) (err error) {
+func (n *Node) Start(h *tier.Hierarchy) error {
 	n.tier.Store(h)
-	n.claimer, err = directory.NewClaimer(directory.ClaimerConfig{
+	claimer, err := directory.NewClaimer(directory.ClaimerConfig{
 		Directory: n.replica(), Inventory: (*inventory)(n), Logger: n.log,
 		Self: &kvtierv1.JoinNode{
 			Node: n.cfg.ID[:], Incarnation: uint64(n.cfg.Incarnation), Name: n.cfg.Name,
@@ -173,6 +174,7 @@ func (n *Node) Start(h *tier.Hierarchy) (err error) {
 	if err != nil {
 		return err
 	}
+	n.claimer.Store(claimer)
 	// Owner: the Node. Exit: Close.
 	n.loops.Go(n.claim)
 	n.loops.Go(n.check)
@@ -193,7 +195,7 @@ func (n *Node) Pages() *transport.Transport { return n.pages }
 func (n *Node) Port() *transport.Mux { return n.mux }
 
 // Claims counts what became of this node's claims.
-func (n *Node) Claims() directory.ClaimerMetrics { return n.claimer.Metrics() }
+func (n *Node) Claims() directory.ClaimerMetrics { return n.claimer.Load().Metrics() }
 
 // Holders calls f with the nodes that claim each block, as the local replica has it,
 // whether they can be reached or not.
@@ -210,8 +212,8 @@ func (n *Node) Members() Members { return n.members }
 func (n *Node) Close() error {
 	n.cancel()
 	n.loops.Wait()
-	if n.claimer != nil {
-		n.claimer.Close()
+	if c := n.claimer.Load(); c != nil {
+		c.Close()
 	}
 	var errs []error
 	if d := n.replica(); d != nil {

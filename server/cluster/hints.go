@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/dgraph-io/ristretto/v2"
@@ -21,6 +22,8 @@ const (
 // hints are what may be forgotten at any time: the cache drops entries in bursts
 // and has no read-your-writes. A hint that is lost costs one question.
 type hints struct {
+	mu      sync.RWMutex // use of a cache while it is closed panics
+	closed  bool
 	refused *ristretto.Cache[uint64, struct{}]  // by block and node
 	asked   *ristretto.Cache[uint64, time.Time] // by block: when this node was first asked for what it has not
 }
@@ -39,6 +42,12 @@ func newHints() (*hints, error) {
 }
 
 func (h *hints) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.closed = true
 	h.refused.Close()
 	h.asked.Close()
 }
@@ -49,10 +58,20 @@ func hintKey(k placement.BlockKey, node placement.NodeID) uint64 {
 
 // refuse notes that a node had not a block.
 func (h *hints) refuse(k placement.BlockKey, node placement.NodeID) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.closed {
+		return
+	}
 	h.refused.SetWithTTL(hintKey(k, node), struct{}{}, 1, refusedFor)
 }
 
 func (h *hints) refuses(k placement.BlockKey, node placement.NodeID) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.closed {
+		return false
+	}
 	_, no := h.refused.Get(hintKey(k, node))
 	return no
 }
@@ -60,6 +79,11 @@ func (h *hints) refuses(k placement.BlockKey, node placement.NodeID) bool {
 // absent notes that this node was asked for a block that it has not, and reports
 // whether it has been asked for long enough for its claim to be wrong.
 func (h *hints) absent(k placement.BlockKey, now time.Time) bool {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if h.closed {
+		return false
+	}
 	key := binary.LittleEndian.Uint64(k[:])
 	since, ok := h.asked.Get(key)
 	if !ok {

@@ -38,6 +38,10 @@ func (s *source) Open(_ context.Context, _ placement.NodeID, r *transport.PageRe
 // checkClaims has the claims of this node compared if it is asked again and again
 // for what it has not.
 func (n *Node) checkClaims(r *transport.PageRequest, p *pages) {
+	claimer := n.claimer.Load()
+	if claimer == nil {
+		return // nothing is claimed yet
+	}
 	now := time.Now()
 	for i, last := 0, -1; i < r.Len(); i++ {
 		block, _, _ := r.At(i)
@@ -53,7 +57,7 @@ func (n *Node) checkClaims(r *transport.PageRequest, p *pages) {
 		_, holders = n.replica().Locate([]placement.BlockKey{k}, nil, nil)
 		for _, h := range holders {
 			if h.Node == n.cfg.ID {
-				n.claimer.Suspect()
+				claimer.Suspect()
 				return
 			}
 		}

@@ -17,16 +17,27 @@ const (
 	proposeWithin  = 5 * time.Second
 	forgetNodesIn  = 24 * time.Hour
 	announceEvery  = 6 * time.Hour
-	dropNamespaces = 24 * time.Hour // not announced by anybody
-	dropShards     = 16             // of 256 in one entry, so that no Apply is long
-	maxAnnounced   = 1024           // namespaces that wait to be announced
+	announceAgain  = 10 * time.Second // after one that did not succeed
+	lookEvery      = time.Minute      // for namespaces that nobody announces
+	dropNamespaces = 24 * time.Hour   // not announced by anybody
+	dropShards     = 16               // of 256 in one entry, so that no Apply is long
+	maxAnnounced   = 1024             // namespaces that wait to be announced
 )
 
 // announcer tells the directory of namespaces. A node that holds one says so again
 // and again; the leader removes those that nobody speaks of.
 type announcer struct {
 	fresh chan *paging.Namespace
-	all   time.Time // when all were announced last
+	next  time.Time // when all are announced again
+
+	looked time.Time // at whether the directory knows all
+}
+
+// again has all announced within a while.
+func (a *announcer) again(now time.Time, in time.Duration) {
+	if next := now.Add(in); next.Before(a.next) {
+		a.next = next
+	}
 }
 
 // Announce tells the cluster of a namespace, soon. It does not block; what finds no
@@ -47,10 +58,15 @@ func (n *Node) tend() {
 		case <-n.ctx.Done():
 			return
 		case ns := <-n.names.fresh:
-			n.announce(ns)
+			if !n.announce(ns) {
+				n.names.again(time.Now(), announceAgain)
+			}
 		case now := <-tick.C:
-			if now.Sub(n.names.all) >= announceEvery && n.announceAll() {
-				n.names.all = now
+			if !now.Before(n.names.next) || now.Sub(n.names.looked) >= lookEvery && n.unannounced() {
+				n.names.next = now.Add(announceEvery)
+				if !n.announceAll() {
+					n.names.again(time.Now(), announceAgain)
+				}
 			}
 			if leader, ok := n.replica().Leader(); ok && leader == n.cfg.ID {
 				n.lead(now)
@@ -77,6 +93,20 @@ func (n *Node) announce(ns *paging.Namespace) bool {
 	return true
 }
 
+// unannounced reports whether the directory does not know a namespace that is known
+// here: it was removed, as by a clock that jumped.
+func (n *Node) unannounced() (some bool) {
+	n.names.looked = time.Now()
+	all := n.tier.Load().Namespaces()
+	n.replica().Read(func(s *directory.State) {
+		for _, ns := range all {
+			_, known := s.Namespace(ns.ID())
+			some = some || !known
+		}
+	})
+	return some
+}
+
 func (n *Node) announceAll() bool {
 	for _, ns := range n.tier.Load().Namespaces() {
 		if !n.announce(ns) {
@@ -99,6 +129,10 @@ func (n *Node) lead(now time.Time) {
 				For: time.Duration(clock-x.SinceMillis) * time.Millisecond, Claims: x.Claims,
 			})
 		}
+		if now.Sub(n.looked) < lookEvery {
+			return // there may be many
+		}
+		n.looked = now
 		before = clock - dropNamespaces.Milliseconds()
 		s.Namespaces(func(id paging.NamespaceID, _ []byte, put int64) {
 			if put < before && len(stale) < maxAnnounced {

@@ -43,6 +43,7 @@ const (
 	compareMost  = 5 * time.Second // Suspect compares at most this often
 	repairPause  = 50 * time.Millisecond
 	proposeFor   = 10 * time.Second
+	lookEvery    = 2 * time.Second // at this node's own record
 	catchUpEvery = 5 * time.Millisecond
 )
 
@@ -162,6 +163,27 @@ func (c *Claimer) dispel() error {
 	return c.send(nil, 0)
 }
 
+// look notices in the local replica that this node was taken for dead: its claims
+// were dropped, or its record removed. A node that has nothing to say would not
+// hear of it.
+func (c *Claimer) look() {
+	if !c.joined {
+		return
+	}
+	removed, dropped := false, false
+	c.cfg.Directory.Read(func(s *State) {
+		n := s.nodes[c.self]
+		removed = n == nil || uint64(n.Incarnation) != c.cfg.Self.GetIncarnation()
+		dropped = !removed && n.Gap && n.Sequence >= c.sequence // else the replica is behind
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.doubt = c.doubt || removed
+	if dropped {
+		c.gapped, c.compare = true, true
+	}
+}
+
 // Metrics counts what happened.
 func (c *Claimer) Metrics() ClaimerMetrics {
 	c.mu.Lock()
@@ -195,6 +217,7 @@ func (c *Claimer) run() {
 
 // round brings the directory nearer to the inventory until nothing waits.
 func (c *Claimer) round() error {
+	c.look()
 	if err := c.dispel(); err != nil {
 		return err
 	}
@@ -203,7 +226,7 @@ func (c *Claimer) round() error {
 			return err
 		}
 	}
-	for c.ctx.Err() == nil {
+	for c.ctx.Err() == nil && c.joined {
 		if c.compareDue() {
 			if err := c.reconcile(); err != nil {
 				c.Suspect()
@@ -306,6 +329,7 @@ func (c *Claimer) sent(r Result, n int) error {
 		return nil
 	case Unknown, Stale:
 		c.joined = false
+		c.signal() // it joins again, and compares
 		return nil
 	}
 	return fmt.Errorf("claims refused by the directory: %v: %w", r, paging.ErrInvalid)
@@ -433,7 +457,7 @@ func (c *Claimer) await() {
 		wait = compareMost
 	}
 	c.mu.Unlock()
-	timer := time.NewTimer(max(0, wait-time.Since(c.compared)))
+	timer := time.NewTimer(min(max(0, wait-time.Since(c.compared)), lookEvery))
 	defer timer.Stop()
 	select {
 	case <-c.ctx.Done():

@@ -88,7 +88,7 @@ func tend(r *NodeRecord, m Member, self bool, p Patience) TendKind {
 		return MarkDeparted
 	case serves && m.Gone >= p.DownAfter:
 		return MarkDown
-	case serves:
+	case serves, !m.Left && m.Gone < p.DownAfter: // it may just be back, or a new leader may not have heard of it yet
 		return 0
 	case r.Claims > 0 && r.For >= p.GraceTime:
 		return DropClaims
