@@ -174,7 +174,7 @@ func (c *Claimer) look() {
 	c.cfg.Directory.Read(func(s *State) {
 		n := s.nodes[c.self]
 		removed = n == nil || uint64(n.Incarnation) != c.cfg.Self.GetIncarnation()
-		dropped = !removed && n.Gap && n.Sequence >= c.sequence // else the replica is behind
+		dropped = !removed && n.Gap && n.Sequence == c.sequence // else the replica is behind
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -384,7 +384,8 @@ func (c *Claimer) reconcile() error {
 }
 
 // catchUp waits until the local replica has applied all that this node sent, and
-// returns its digests.
+// returns its digests. A record with a later sequence is one that was removed since:
+// the replica has not heard of that yet.
 func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 	tick := time.NewTicker(catchUpEvery)
 	defer tick.Stop()
@@ -393,7 +394,7 @@ func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 		var digests *[bucketCount]uint64
 		c.cfg.Directory.Read(func(s *State) {
 			n := s.nodes[c.self]
-			if n != nil && uint64(n.Incarnation) == c.cfg.Self.GetIncarnation() && (n.Sequence >= c.sequence || c.gapped && n.Gap) {
+			if n != nil && uint64(n.Incarnation) == c.cfg.Self.GetIncarnation() && (n.Sequence == c.sequence || c.gapped && n.Gap) {
 				digests, _ = s.Digests(c.self)
 			}
 		})
