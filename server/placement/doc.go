@@ -2,6 +2,9 @@
 // the nodes are, what they hold, where things should go. Every part of the
 // server may import it; it imports no part.
 //
+// PlanDrain and PlanRebalance make a Plan from the Usage of a cluster. Who carries it
+// out checks each step again: a plan is made from what was true a moment ago.
+//
 // It has no goroutine, lock, clock, randomness or I/O: time and random numbers
 // arrive as arguments.
 package placement
