@@ -65,8 +65,8 @@ func checkCUDADevices(_ context.Context, h *host, c *nodeConfig) finding {
 	for _, d := range r.Devices {
 		names = append(names, fmt.Sprintf("cuda:%d %s, %s, compute %s", d.Ordinal, d.Name, bench.FormatBytes(d.TotalBytes), d.Compute))
 		if !d.VMM || !d.PosixFD {
-			return missing(c, "use a device and driver with virtual memory management and POSIX handles (not Windows, not some vGPU profiles)",
-				"cuda:%d %s cannot export memory as a descriptor: engines cannot map its pool", d.Ordinal, d.Name)
+			return warn("use a device and driver with virtual memory management and POSIX handles (some vGPU profiles have none)",
+				"cuda:%d %s cannot export memory as a descriptor: pools go by the driver's older handles, which end with the node", d.Ordinal, d.Name)
 		}
 	}
 	kind, ordinal, err := server.ParseDevice(c.Device)

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"errors"
 	"os"
 	"testing"
 
@@ -50,4 +51,48 @@ func TestDeviceWithoutBatchCopies(t *testing.T) {
 		return d
 	}
 	gputest.Run(t, target)
+}
+
+// The same on a device that exports no descriptors: pools go by the driver's older
+// handles.
+func TestDeviceWithLegacyHandles(t *testing.T) {
+	target := gputest.Target{Sum: pageSum, Lazy: true, Tolerance: 1e-5, Operations: 2000, PoolsEnd: true}
+	target.Open = func(t *testing.T) gpu.Device {
+		stubReset()
+		stubSet("vmm", 0)
+		t.Cleanup(func() { checkLeaks(t) })
+		d, err := Open(Config{Library: stub.path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	gputest.Run(t, target)
+}
+
+// What is no handle, or one of other memory, is refused.
+func TestLegacyHandleRefused(t *testing.T) {
+	stubReset()
+	stubSet("vmm", 0)
+	d, err := Open(Config{Library: stub.path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Import(f, 2<<20, gpu.ReadOnly); !errors.Is(err, gpu.ErrArgument) {
+		t.Errorf("an empty file: %v", err)
+	}
+	if _, err := f.Write(make([]byte, ipcFileBytes)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Import(f, 2<<20, gpu.ReadOnly); !errors.Is(err, gpu.ErrArgument) {
+		t.Errorf("another file: %v", err)
+	}
+	if err := errors.Join(f.Close(), d.Close()); err != nil {
+		t.Error(err)
+	}
+	checkLeaks(t)
 }

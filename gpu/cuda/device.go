@@ -53,6 +53,7 @@ func Open(cfg Config) (gpu.Device, error) {
 	d.info = gpu.Info{Driver: "cuda", Name: report.Name, Arch: "sm_" + strings.ReplaceAll(report.Compute, ".", ""), UUID: report.UUID,
 		TotalBytes: report.TotalBytes, GranuleBytes: 1, Units: max(1, report.Units), Kernels: []string{gpu.AttentionKernel, gpu.PageSumKernel}}
 	err = d.do(func() error {
+		d.info.GranuleBytes = legacyGranule
 		if d.vmm {
 			if err := d.granularity(); err != nil {
 				return err

@@ -8,6 +8,8 @@
 // pool checks their sum. Fences are events that return to a pool by themselves once they have passed; timeline slots are
 // 8 bytes of a Shared memory, written and awaited in stream order by the device.
 //
+// A device without those calls exports pools by the driver's older 64-byte handles (ipc.go).
+//
 // Batches of equal small pages are moved by one kernel, other batches by one call of the driver where it has it (12.8),
 // else copy by copy. The kernels come as PTX (package kernels), which the driver translates when they are first needed.
 //

@@ -42,6 +42,9 @@ const (
 	memSetAccess
 	memExport
 	memImport
+	ipcGetMemHandle
+	ipcOpenMemHandle
+	ipcCloseMemHandle
 	streamCreate
 	streamDestroy
 	streamQuery
@@ -94,6 +97,9 @@ var entries = [entryCount]struct {
 	memSetAccess:            {"cuMemSetAccess", 10020, false},
 	memExport:               {"cuMemExportToShareableHandle", 10020, false},
 	memImport:               {"cuMemImportFromShareableHandle", 10020, false},
+	ipcGetMemHandle:         {"cuIpcGetMemHandle", 4010, false},
+	ipcOpenMemHandle:        {"cuIpcOpenMemHandle", 11000, false},
+	ipcCloseMemHandle:       {"cuIpcCloseMemHandle", 4010, false},
 	streamCreate:            {"cuStreamCreate", 2000, false},
 	streamDestroy:           {"cuStreamDestroy", 4000, false},
 	streamQuery:             {"cuStreamQuery", 2000, false},

@@ -19,6 +19,7 @@ type mem struct {
 	at       gpu.Addr
 	size     int64
 	mapped   bool   // by the virtual memory calls
+	shared   bool   // not private to this process
 	handle   uint64 // of mapped memory that may be exported
 	readOnly bool
 	imported bool
@@ -68,12 +69,11 @@ func (d *Device) Alloc(size int64, use gpu.Use) (gpu.Mem, error) {
 	m := &mem{dev: d, size: size}
 	make := m.plain
 	if use != gpu.Private {
-		if !d.vmm {
-			return nil, fmt.Errorf("%w: pools", gpu.ErrUnsupported)
-		}
 		g := d.info.GranuleBytes
 		m.size = (min(size, math.MaxInt64-g) + g - 1) / g * g
-		make = m.pool
+		if m.shared = true; d.vmm {
+			make = m.pool
+		}
 	}
 	if err := d.try(make); err != nil {
 		return nil, fmt.Errorf("gpu/cuda: allocate %d bytes: %w", m.size, err)
@@ -132,13 +132,13 @@ func (d *Device) Import(f *os.File, size int64, want gpu.Access) (gpu.Mem, error
 	if size <= 0 || size%d.info.GranuleBytes != 0 {
 		return nil, &gpu.ArgError{Op: "import", Arg: "size", Got: size, Want: "the exporter's Mem.Size"}
 	}
-	if !d.vmm {
-		return nil, fmt.Errorf("%w: pools", gpu.ErrUnsupported)
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &mem{dev: d, size: size, imported: true, readOnly: want == gpu.ReadOnly}
 	err := d.try(func() error {
+		if !d.vmm {
+			return m.openLegacy(f)
+		}
 		if err := d.lib.call(memImport, uintptr(unsafe.Pointer(&m.handle)), f.Fd(), handlePosixFD); err != nil {
 			return err
 		}
@@ -184,6 +184,9 @@ func (m *mem) Export() (*os.File, error) {
 	if m.freed {
 		return nil, gpu.ErrClosed
 	}
+	if m.shared && !m.mapped {
+		return m.exportLegacy()
+	}
 	if !m.mapped || m.imported {
 		return nil, fmt.Errorf("%w: export of memory that is not a pool", gpu.ErrUnsupported)
 	}
@@ -227,6 +230,8 @@ func (m *mem) release() error {
 	switch {
 	case m.registered():
 		return lib.call(memHostUnregister, uintptr(unsafe.Pointer(&m.host[0])))
+	case !m.mapped && m.imported:
+		return lib.call(ipcCloseMemHandle, uintptr(m.at))
 	case !m.mapped:
 		return lib.call(memFree, uintptr(m.at))
 	}

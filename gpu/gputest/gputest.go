@@ -23,6 +23,9 @@ type Target struct {
 	Sum func(page []byte) uint64
 	// Lazy devices run nothing until it is observed; on them the suite also shows that a forgotten wait is noticed.
 	Lazy bool
+	// PoolsEnd says that the memory of a pool ends with its exporter: importers have
+	// to let go first.
+	PoolsEnd bool
 	// Tolerance of attention against float64.
 	Tolerance float64
 	// Operations of the random test; 0 means 2,000.

@@ -3,6 +3,7 @@
 // checked when work is queued and again when it runs. Calls can be made to fail, and everything alive is counted.
 //
 // It cannot show timing, the memory model, races between blocks, or quirks of a driver.
+#include <fcntl.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -48,7 +49,8 @@ struct Stream {
 struct Range {
   u64 size = 0;
   bool usable = true, readable_only = false;
-  char kind = 'a'; // a: cuMemAlloc, r: registered, v: mapped
+  char kind = 'a'; // a: cuMemAlloc, r: registered, v: mapped, i: opened by a handle of another allocation
+  int fd = -1;     // of cuMemAlloc
 };
 struct Handle {
   int fd;
@@ -292,10 +294,13 @@ API int cuMemAlloc_v2(Ptr *p, size_t n) {
   BEGIN(3)
   if (n == 0) return INVALID;
   if (!take(n)) return NO_MEMORY;
-  void *m = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  int fd = memfd_create("stub", MFD_CLOEXEC); // shared, for handles of it
+  if (fd < 0 || ftruncate(fd, (off_t)n)) return NO_MEMORY;
+  void *m = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (m == MAP_FAILED) return NO_MEMORY;
   memset(m, 0xa5, n);
   ranges[(Ptr)m].size = n;
+  ranges[(Ptr)m].fd = fd;
   *p = (Ptr)m;
   return OK;
 }
@@ -304,6 +309,41 @@ API int cuMemFree_v2(Ptr p) {
   auto i = ranges.find(p);
   if (i == ranges.end() || i->second.kind != 'a') return INVALID;
   used -= (long)i->second.size;
+  munmap((void *)p, i->second.size);
+  close(i->second.fd);
+  ranges.erase(i);
+  return sticky;
+}
+
+struct IpcHandle {
+  u64 pid, fd, size, rest[5];
+};
+API int cuIpcGetMemHandle(IpcHandle *out, Ptr p) {
+  BEGIN(3)
+  auto i = ranges.find(p);
+  if (i == ranges.end() || i->second.kind != 'a') return INVALID;
+  *out = IpcHandle{(u64)getpid(), (u64)i->second.fd, i->second.size, {1, 2, 3, 4, 5}};
+  return OK;
+}
+API int cuIpcOpenMemHandle_v2(Ptr *p, IpcHandle h, u32 flags) {
+  BEGIN(3)
+  if (flags != 1 || h.rest[0] != 1 || h.rest[4] != 5) return INVALID; // came over in another shape
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%llu/fd/%llu", (unsigned long long)h.pid, (unsigned long long)h.fd);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return INVALID;
+  void *m = mmap(nullptr, h.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  if (m == MAP_FAILED) return INVALID;
+  ranges[(Ptr)m].size = h.size;
+  ranges[(Ptr)m].kind = 'i';
+  *p = (Ptr)m;
+  return OK;
+}
+API int cuIpcCloseMemHandle(Ptr p) {
+  BEGIN(2)
+  auto i = ranges.find(p);
+  if (i == ranges.end() || i->second.kind != 'i') return INVALID;
   munmap((void *)p, i->second.size);
   ranges.erase(i);
   return sticky;
@@ -712,6 +752,7 @@ API int cuGetProcAddress_v2(const char *name, void **fn, int version, u64, int *
       E(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000), E(cuDeviceGetUuid, cuDeviceGetUuid_v2, 11040), E(cuDeviceTotalMem, cuDeviceTotalMem_v2, 3020),
       E(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000), E(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000),
       E(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000), E(cuCtxSetCurrent, cuCtxSetCurrent, 4000), E(cuGetErrorName, cuGetErrorName, 6000),
+      E(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010), E(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, 11000), E(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010),
       E(cuMemAlloc, cuMemAlloc_v2, 3020), E(cuMemFree, cuMemFree_v2, 3020), E(cuMemHostRegister, cuMemHostRegister_v2, 6050),
       E(cuMemHostUnregister, cuMemHostUnregister, 4000), E(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, 3020),
       E(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity, 10020), E(cuMemCreate, cuMemCreate, 10020), E(cuMemRelease, cuMemRelease, 10020),
