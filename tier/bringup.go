@@ -236,7 +236,7 @@ func (f *fetch) await(ctx context.Context, stalled bool) {
 		}
 	}
 	for _, x := range f.waits {
-		if x.row >= 0 && f.from[x.row] == NVMe && f.reasons[x.row].ofDisk() && f.retryElsewhere(x.row) {
+		if x.row >= 0 && x.l.readsDisk() && f.reasons[x.row].ofDisk() && f.retryElsewhere(x.row) {
 			f.reasons[x.row] = NoReason
 		}
 	}

@@ -15,6 +15,7 @@ const maxChanges = 1 << 17
 type changeLog struct {
 	signal chan struct{} // has a token while something waits
 	items  []changedBlock
+	spare  []changedBlock // to be used as items next
 	missed bool
 }
 
@@ -62,23 +63,42 @@ func (h *Hierarchy) Changes(ctx context.Context, out []HeldBlock) (_ []HeldBlock
 		return out, false, ctx.Err()
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	c := &h.mu.changes
-	for i := range c.items {
-		x := &c.items[i]
-		held := HeldBlock{ID: paging.BlockID{Namespace: x.ns.id, Name: x.name}}
-		if id := h.mu.index.find(x.ns.num, &x.name); id != 0 && h.of(h.mu.index.at(id)) == x.ns {
-			b := h.mu.index.at(id)
-			held.Parts, held.Used, held.Position = b.ram|b.disk, b.used, b.position
-		}
-		out = append(out, held)
-	}
+	items := c.items
 	missed, c.missed = c.missed, false
-	if cap(c.items) > 1<<14 {
-		c.items = nil
+	c.items, c.spare = c.spare, nil
+	h.mu.Unlock()
+	// What changes from now on is noted again: each is told as it is when it is looked
+	// at, or later. There may be many, so not in one go of the lock.
+	for left := items; len(left) > 0; {
+		n := min(len(left), changeStep)
+		h.mu.Lock()
+		for i := range left[:n] {
+			out = append(out, h.heldNow(&left[i]))
+		}
+		h.mu.Unlock()
+		left = left[n:]
 	}
-	c.items = c.items[:0]
+	if cap(items) <= 1<<14 {
+		h.mu.Lock()
+		c.spare = items[:0]
+		h.mu.Unlock()
+	}
 	return out, missed, nil
+}
+
+// changeStep is how many changes are looked at in one go of the lock: a fraction of
+// a millisecond.
+const changeStep = 1024
+
+// heldNow is what is held of a block that changed. Requires h.mu.
+func (h *Hierarchy) heldNow(x *changedBlock) HeldBlock {
+	held := HeldBlock{ID: paging.BlockID{Namespace: x.ns.id, Name: x.name}}
+	if id := h.mu.index.find(x.ns.num, &x.name); id != 0 && h.of(h.mu.index.at(id)) == x.ns {
+		b := h.mu.index.at(id)
+		held.Parts, held.Used, held.Position = b.ram|b.disk, b.used, b.position
+	}
+	return held
 }
 
 // heldStep is how many blocks HeldBlocks looks at in one go of the lock.

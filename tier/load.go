@@ -34,6 +34,11 @@ type loadItem struct {
 	device Ref // source on the device; of a fill: destination. 0: neither
 }
 
+// readsDisk reports whether a page of the load comes from this node's disk.
+func (l *load) readsDisk() bool {
+	return slices.ContainsFunc(l.items, func(it loadItem) bool { return it.disk != 0 })
+}
+
 // leave takes a waiter off.
 func (l *load) leave(w *waiter) {
 	l.waiters = slices.DeleteFunc(l.waiters, func(x *waiter) bool { return x == w })

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/directory"
@@ -58,36 +59,54 @@ func (n *Node) Locate(ns paging.NamespaceID, names []paging.BlockName, elsewhere
 	})
 }
 
+// locateStep is how many blocks are looked up between two entries that the directory
+// applies.
+const locateStep = 512
+
 // holders calls f with those who claim each block.
 func (n *Node) holders(ns paging.NamespaceID, names []paging.BlockName, f func(i int, k placement.BlockKey, holders []directory.Holder)) {
 	keys := make([]placement.BlockKey, len(names))
 	for i := range names {
 		keys[i] = ClaimKey(ns, names[i])
 	}
-	counts, all := n.replica().Locate(keys, make([]int, 0, len(keys)), nil)
-	for i, count := range counts {
-		f(i, keys[i], all[:count])
-		all = all[count:]
+	var counts []int
+	var all []directory.Holder
+	for first := 0; first < len(keys); first += locateStep {
+		step := keys[first:min(first+locateStep, len(keys))]
+		counts, all = n.replica().Locate(step, counts[:0], all[:0])
+		rest := all
+		for i, count := range counts {
+			f(first+i, step[i], rest[:count])
+			rest = rest[count:]
+		}
 	}
 }
 
 // Bring implements tier.Peers.
 func (n *Node) Bring(ctx context.Context, ns paging.NamespaceID, pages []tier.RemotePage, done func(i int, sum uint64, err error)) {
-	names := make([]paging.BlockName, len(pages))
+	// The pages of a block follow one another: its name is hashed once.
+	var names []paging.BlockName
+	firsts := make([]int, 0, len(pages)+1) // index of each name's first page
 	for i := range pages {
-		names[i] = pages[i].Name
+		if i == 0 || pages[i].Name != pages[i-1].Name {
+			names, firsts = append(names, pages[i].Name), append(firsts, i)
+		}
 	}
+	firsts = append(firsts, len(pages))
 	s := &sink{n: n, pages: pages, keys: make([]placement.BlockKey, len(pages)), done: done}
 	req := transport.FetchRequest{Namespace: ns, Pages: make([]transport.WantedPage, len(pages)), Sink: s}
 	r := reach{n: n}
-	n.holders(ns, names, func(i int, k placement.BlockKey, holders []directory.Holder) {
-		p := &pages[i]
-		s.keys[i] = k
-		w := &req.Pages[i]
-		*w = transport.WantedPage{Name: p.Name, Part: p.Part, Bytes: uint32(len(p.Dst))}
-		for _, h := range holders {
-			if h.Parts.Has(p.Part) && r.has(h.Node) && !n.hints.refuses(k, h.Node) {
-				w.Owners = append(w.Owners, h.Node)
+	n.holders(ns, names, func(name int, k placement.BlockKey, holders []directory.Holder) {
+		holders = slices.DeleteFunc(slices.Clone(holders), func(h directory.Holder) bool { return !r.has(h.Node) || n.hints.refuses(k, h.Node) })
+		for i := firsts[name]; i < firsts[name+1]; i++ {
+			p := &pages[i]
+			s.keys[i] = k
+			w := &req.Pages[i]
+			*w = transport.WantedPage{Name: p.Name, Part: p.Part, Bytes: uint32(len(p.Dst))}
+			for _, h := range holders {
+				if h.Parts.Has(p.Part) {
+					w.Owners = append(w.Owners, h.Node)
+				}
 			}
 		}
 	})
