@@ -70,6 +70,7 @@ var values = []value{
 	{"tier_filled_bytes_total", "Bytes of pages copied from RAM to the device.", func(m *Metrics) float64 { return number(m.Hierarchy.FilledBytes) }},
 	{"tier_lowered_pages_total", "Pages copied from the device to RAM.", func(m *Metrics) float64 { return number(m.Hierarchy.LoweredPages) }},
 	{"tier_lowered_bytes_total", "Bytes of pages copied from the device to RAM.", func(m *Metrics) float64 { return number(m.Hierarchy.LoweredBytes) }},
+	{"tier_gather_errors_total", "Rows of commits that could not be read on the device.", func(m *Metrics) float64 { return number(m.Hierarchy.GatherErrors) }},
 	{"tier_queue_moves", "Pages that wait for the device.", func(m *Metrics) float64 { return number(m.Hierarchy.QueueMoves) }},
 	{"tier_corrupt_pages_total", "Loads that failed their checksum.", func(m *Metrics) float64 { return number(m.Hierarchy.CorruptPages) }},
 	{"tier_identity_mismatch_pages_total", "Loads that found another page's bytes.", func(m *Metrics) float64 { return number(m.Hierarchy.IdentityPages) }},

@@ -118,9 +118,10 @@ func checkMemory(_ context.Context, h *host, c *nodeConfig) finding {
 		need -= int64(c.RAMBytes) // the arena comes out of the reserved pages
 	}
 	if room < need {
-		fits := max(room-overheadBytes, 0) >> 20 << 20
+		device := hostDeviceBytes(h, c)
+		fits := max(room-overheadBytes-device, 0) >> 20 << 20
 		return fail(fmt.Sprintf("lower ram to %s or raise the limit", strings.ReplaceAll(bench.FormatBytes(fits), " ", "")),
-			"%s; ram %s and %s for the rest need %s", where, bench.FormatBytes(int64(c.RAMBytes)), bench.FormatBytes(overheadBytes), bench.FormatBytes(need))
+			"%s; ram %s and %s for the rest need %s", where, bench.FormatBytes(int64(c.RAMBytes)), bench.FormatBytes(overheadBytes+device), bench.FormatBytes(need))
 	}
 	return ok("%s, the node needs %s", where, bench.FormatBytes(need))
 }
