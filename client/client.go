@@ -171,6 +171,17 @@ func (c *Client) publish(l *link, why error) {
 	}
 	c.why = why
 	c.link.Store(l)
+	c.stirLocked()
+}
+
+// stir makes those who wait in Ready look again.
+func (c *Client) stir() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stirLocked()
+}
+
+func (c *Client) stirLocked() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }

@@ -453,3 +453,34 @@ func TestCloseLeavesNothingBehind(t *testing.T) {
 		eventually(t, fmt.Sprintf("streamed=%v: mappings", streamed), func() bool { return mapped(t) <= maps })
 	}
 }
+
+// Who waits for a silent node is told when it is heard again, although the link is
+// still the same.
+func TestReadyEndsWhenASilentNodeIsHeardAgain(t *testing.T) {
+	n := startTestNode(t)
+	cfg := patient(n)
+	cfg.StallTimeout = 0 // the default
+	c := open(t, cfg)
+	ns, err := registerPatiently(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.frozen.close()
+	eventually(t, "the breaker opens", func() bool {
+		_, err := c.Lookup(t.Context(), ns, chain(1, 4), 0)
+		return errors.Is(err, paging.ErrUnavailable)
+	})
+	refused := c.Metrics().Unavailable
+	ready := make(chan error)
+	go func() { ready <- c.Ready(t.Context()) }() // owner: the test; ends with it at the latest
+	eventually(t, "somebody waits", func() bool { return c.Metrics().Unavailable > refused })
+	n.frozen.open()
+	select {
+	case err := <-ready:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the node is heard again, and Ready waits")
+	}
+}

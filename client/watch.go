@@ -127,6 +127,7 @@ func (l *link) mend() {
 	l.tripped, l.trip = context.WithCancelCause(l.ctx)
 	l.mu.Unlock()
 	l.silent.Store(false)
+	l.client.stir()
 	l.client.log.Info("node answers again")
 }
 

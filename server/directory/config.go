@@ -128,7 +128,8 @@ func openStores(dir string) (*stores, error) {
 	// The log does not close the store of its metadata, which is locked: a replica
 	// that is restarted in one process would wait for it for ever.
 	meta := &metadb.BoltMetaDB{}
-	log, err := wal.Open(filepath.Join(dir, "log"), wal.WithMetaStore(meta))
+	at := filepath.Join(dir, "log")
+	log, err := wal.Open(at, wal.WithMetaStore(meta), wal.WithSegmentFiler(openSegments(at)))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("directory log in %s: %w", dir, err), meta.Close())
 	}
