@@ -209,8 +209,8 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	}
 }
 
-// logTailBytes is what of the log goes into an error.
-const logTailBytes = 2 << 10
+// logTailBytes is what of the log goes into an error: a panic and its stack fit.
+const logTailBytes = 8 << 10
 
 // LogTail is the end of its log.
 func (d *Daemon) LogTail() string {
