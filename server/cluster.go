@@ -113,11 +113,17 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 	if err := n.namesNode(); err != nil {
 		return err
 	}
-	first := record == nil && n.cfg.Bootstrap
+	fresh := record == nil
+	first := fresh && n.cfg.Bootstrap
 	switch {
+	case fresh && s.dir.holds(directoryDir):
+		// Its voters and claims are another cluster's: a replica that began with them
+		// would never agree with the others again.
+		return fmt.Errorf("%s holds a replica of a cluster, and %s, which says of which one, is missing: restore that file, or remove %s/ as well: %w",
+			s.dir.sub(directoryDir), clusterFile, directoryDir, paging.ErrIncompatible)
 	case first:
 		record = &clusterRecord{Format: clusterFormat, Cluster: newUUID()}
-	case record == nil:
+	case fresh:
 		if record, err = n.discover(ctx); err != nil {
 			return err
 		}
@@ -125,6 +131,11 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 	if err := record.write(s.dir.path); err != nil {
 		return fmt.Errorf("%s: %w", clusterFile, err)
 	}
+	defer func() {
+		if err != nil && fresh && !s.dir.holds(directoryDir) { // of no cluster yet: the next start may be told of another
+			err = errors.Join(err, os.Remove(s.dir.sub(clusterFile)))
+		}
+	}()
 	n.cluster, err = n.newCluster(record, s.dir.sub(directoryDir), s.rpcAddress())
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)

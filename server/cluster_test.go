@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -233,4 +234,63 @@ func TestSnapshotOfTheDirectory(t *testing.T) {
 		t.Fatal(nodes, err)
 	}
 	eventually(t, "what the snapshot is behind of is claimed again", func() bool { return prefix(t, c2, ns, names, 1) == 20 })
+}
+
+// A replica of one cluster never becomes one of another: without cluster.json the
+// node is refused, whether it is to begin a cluster or to join one, and may join when
+// the replica is removed as well.
+func TestReplicaWithoutItsClusterIsRefused(t *testing.T) {
+	other := startNode(t, clusterConfig(t, ""))
+	mine := startNode(t, clusterConfig(t, ""))
+	if err := mine.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	record, replica := filepath.Join(mine.Config.Dir, "cluster.json"), filepath.Join(mine.Config.Dir, "directory")
+	if err := os.Remove(record); err != nil {
+		t.Fatal(err)
+	}
+	for _, join := range []string{"", other.PeerAddr()} {
+		cfg := mine.Config
+		cfg.Bootstrap, cfg.Join = join == "", join
+		if _, err := server.Open(t.Context(), cfg, server.Options{Drivers: servertest.Drivers()}); !errors.Is(err, paging.ErrIncompatible) || !strings.Contains(err.Error(), replica) {
+			t.Errorf("join %q: %v", join, err)
+		}
+		if _, err := os.Stat(record); !os.IsNotExist(err) {
+			t.Errorf("join %q: cluster.json: %v", join, err)
+		}
+	}
+	if err := os.RemoveAll(replica); err != nil {
+		t.Fatal(err)
+	}
+	cfg := mine.Config
+	cfg.Bootstrap, cfg.Join = false, other.PeerAddr()
+	asker := startNode(t, cfg).asker(t)
+	eventually(t, "both know both", func() bool {
+		nodes, err := asker.Nodes(t.Context())
+		return err == nil && len(nodes) == 2 && nodes[0].State == "up" && nodes[1].State == "up"
+	})
+}
+
+// A start that fails before the node has a replica leaves it of no cluster.
+func TestFailedFirstStartIsOfNoCluster(t *testing.T) {
+	other := startNode(t, clusterConfig(t, ""))
+	cfg := clusterConfig(t, "")
+	cfg.PeerListen = other.PeerAddr() // taken
+	if _, err := server.Open(t.Context(), cfg, server.Options{Drivers: servertest.Drivers()}); err == nil {
+		t.Fatal("two nodes on one peer port")
+	}
+	if _, err := os.Stat(filepath.Join(cfg.Dir, "cluster.json")); !os.IsNotExist(err) {
+		t.Errorf("cluster.json: %v", err)
+	}
+}
+
+// A snapshot may be restored as soon as the node serves: the call waits for a leader.
+func TestRestoreRightAfterTheStart(t *testing.T) {
+	var saved bytes.Buffer
+	if _, err := startNode(t, clusterConfig(t, "")).asker(t).SaveSnapshot(t.Context(), &saved); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := startNode(t, clusterConfig(t, "")).asker(t).RestoreSnapshot(t.Context(), &saved); err != nil {
+		t.Error(err)
+	}
 }

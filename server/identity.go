@@ -83,6 +83,12 @@ func (d *dataDir) raise() (err error) {
 // sub is a directory inside it.
 func (d *dataDir) sub(name string) string { return filepath.Join(d.path, name) }
 
+// holds reports whether there is something of that name inside it.
+func (d *dataDir) holds(name string) bool {
+	_, err := os.Lstat(d.sub(name))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 func (d *dataDir) close() {
 	if d.lock != nil {
 		d.lock.Close()

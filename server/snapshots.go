@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -48,6 +50,7 @@ func (s *admin) RestoreSnapshot(stream grpc.ClientStreamingServer[kvtierv1.Resto
 		return errAlone
 	}
 	d := s.node.cluster.Directory()
+	awaitLeader(stream.Context(), d)
 	err := d.RestoreSnapshot(stream.Context(), &received{stream: stream})
 	if leader, led := d.Leader(); errors.Is(err, paging.ErrUnavailable) && led {
 		info, _ := s.node.cluster.Members().View().Find(leader)
@@ -59,6 +62,30 @@ func (s *admin) RestoreSnapshot(stream grpc.ClientStreamingServer[kvtierv1.Resto
 	out := &kvtierv1.RestoreSnapshotResponse{}
 	d.Read(func(s *directory.State) { out.Nodes, out.Claims = uint32(len(s.Nodes())), uint64(s.Claims()) })
 	return stream.SendAndClose(out)
+}
+
+// Times of waiting for a leader: a node that just started elects one, be it itself.
+const (
+	leaderWithin = 5 * time.Second
+	leaderEvery  = 50 * time.Millisecond
+)
+
+// awaitLeader returns when a leader is known, or after a while without one.
+func awaitLeader(ctx context.Context, d *directory.Directory) {
+	ctx, cancel := context.WithTimeout(ctx, leaderWithin)
+	defer cancel()
+	tick := time.NewTicker(leaderEvery)
+	defer tick.Stop()
+	for {
+		if _, led := d.Leader(); led {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // received reads the pieces of a stream.

@@ -76,6 +76,11 @@ func (d *Directory) RestoreSnapshot(ctx context.Context, r io.Reader) error {
 		return fmt.Errorf("directory: %w", paging.ErrClosed)
 	}
 	defer now.end()
+	start := time.Now()
+	if err := now.raft.Barrier(within).Error(); err != nil { // a leader that is new has entries to apply: the library refuses until then
+		return raftError(err)
+	}
+	within = max(within-time.Since(start), time.Millisecond) // to the library 0 is no bound
 	if err := now.raft.Restore(&raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Size: size}, f, within); err != nil {
 		return raftError(err)
 	}
