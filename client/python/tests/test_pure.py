@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 
@@ -260,3 +261,70 @@ def test_slot_reference_has_the_documented_form() -> None:
     slot = np.frombuffer(struct.pack("<IIQQQ", 3, 4096, 8192, 5, 6), SLOT)[0]
     assert slot.item() == (3, 4096, 8192, 5, 6)
     assert SLOT.itemsize == 32
+
+
+def incoming(blocks: int) -> _stream._Incoming:
+    """A streamed fetch of blocks that the node said it has."""
+    made = _stream._Incoming(LAYOUT, 0, blocks, 0b11, words.Mode.PREFIX)
+    header = pb.ReadPagesHeader(usable_blocks=blocks, tiers=bytes([2] * blocks), parts=0b11)
+    made.take(pb.ReadPagesResponse(header=header))
+    return made
+
+
+def pieces(block: int, part: int, cut: int, damage: bool = False) -> list[pb.ReadPagesResponse]:
+    page = np.full(LAYOUT.parts[part].page_bytes, block + 1, np.uint8)
+    total = checksum.page_checksum(page)
+    if damage:
+        page[7] ^= 1
+    cuts = [0, cut, page.size]
+    return [
+        pb.ReadPagesResponse(
+            chunk=pb.PageChunk(
+                block=block, part=part, offset=a, data=page[a:b].tobytes(), page_bytes=page.size, checksum=total
+            )
+        )
+        for a, b in itertools.pairwise(cuts)
+    ]
+
+
+@given(st.integers(1, 5), st.integers(1, 4095), st.none() | st.tuples(st.integers(0, 4), st.integers(0, 1)))
+def test_a_streamed_page_with_a_wrong_checksum_ends_the_prefix(
+    blocks: int, cut: int, damaged: tuple[int, int] | None
+) -> None:
+    made = incoming(blocks)
+    for block in range(blocks):
+        for part in range(2):
+            for piece in pieces(block, part, cut, damaged == (block, part)):
+                made.take(piece)
+    made.end()
+    lease = made.lease(_stream._Private(_stream.Budget(0), 0))
+    hit = damaged is not None and damaged[0] < blocks
+    assert lease.usable_blocks == (damaged[0] if hit else blocks)
+    assert [(s.block, s.reason) for s in lease.shortfalls] == ([(damaged[0], words.Reason.CORRUPT)] if hit else [])
+    for row in range(lease.rows):
+        assert (lease.page(row) == row + 1).all()
+        assert (lease.page(row, 1) == row + 1).all()
+
+
+@given(st.lists(st.integers(0, 7), max_size=10))
+def test_pieces_out_of_order_are_refused(order: list[int]) -> None:
+    made = incoming(2)
+    right = [piece for block in range(2) for part in range(2) for piece in pieces(block, part, 1000)]
+    whole: set[int] = set()
+    last = -1
+    for at in order:
+        begins, page = at % 2 == 0, at // 2
+        if page in whole or (not begins and last != at - 1):
+            with pytest.raises(kvtier.InvalidError):
+                made.take(right[at])
+            return
+        made.take(right[at])
+        last = at
+        if not begins:
+            whole.add(page)
+
+
+@given(st.binary(max_size=64))
+def test_random_pages_are_refused(data: bytes) -> None:
+    with pytest.raises(kvtier.InvalidError):
+        incoming(1).take(pb.ReadPagesResponse(chunk=pb.PageChunk(part=0, data=data, page_bytes=len(data))))
