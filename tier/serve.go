@@ -104,8 +104,8 @@ func (s *Served) Page(i, part int) (bytes []byte, sum uint64, disk bool, why Rea
 }
 
 // Load reads a page that is on disk into dst, which is aligned to
-// paging.UnitBytes. When it returns, nothing uses dst any more. Errors as of
-// Tier.Load; a copy that is found bad is dropped.
+// paging.UnitBytes. Errors as of Tier.Load, Unsettled ones too: then the disk may
+// still write to dst. A copy that is found bad is dropped.
 func (s *Served) Load(ctx context.Context, i, part int, dst []byte) (sum uint64, err error) {
 	h, row := s.h, &s.rows[i]
 	if !row.disk.Has(part) {
@@ -115,9 +115,6 @@ func (s *Served) Load(ctx context.Context, i, part int, dst []byte) (sum uint64,
 	p := Page{Bytes: s.ns.bytes[part], Sum: c.sum, Key: paging.StorageKey(s.ns.id, row.name, part),
 		ID: paging.PageID{BlockID: paging.BlockID{Namespace: s.ns.id, Name: row.name}, Part: part}}
 	err = h.cfg.Durable.Load(ctx, p, c.disk, dst)
-	if done := Unsettled(err); done != nil {
-		<-done // dst is the caller's: the disk gives up by itself, at the latest when it closes
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err != nil {

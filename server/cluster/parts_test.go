@@ -160,3 +160,39 @@ func TestCallsWhileClosing(t *testing.T) {
 		calls.Wait()
 	})
 }
+
+// The disk of a node does not answer a read for another node: that one is told in
+// time, others are served meanwhile, and the node can be stopped.
+func TestDiskHangsUnderARemoteRead(t *testing.T) {
+	inWorld(t, 3, nil, func(t *testing.T, w *world) {
+		me, owner := w.nodes[0], w.nodes[1]
+		hung, fine := chain(1, 0, 6), chain(2, 0, 6)
+		for _, names := range [][]paging.BlockName{hung, fine} {
+			owner.put(w.id, names, 0, onePart)
+			owner.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, names); return err })
+		}
+		w.settle()
+		letGo := make(chan struct{})
+		defer close(letGo)
+		owner.faulty.SetLoad(func(ctx context.Context, p tier.Page) error {
+			if p.ID.Name[4] != 1 {
+				return nil
+			}
+			<-ctx.Done()
+			return tier.NotSettled(paging.ErrExpired, letGo)
+		})
+		for range 3 {
+			if got, _ := me.fetch(tier.FetchRequest{Namespace: w.id, Names: hung}, 500*time.Millisecond); got.usable != 0 || got.took > 600*time.Millisecond {
+				t.Errorf("%d blocks from a disk that hangs, in %v", got.usable, got.took)
+			}
+		}
+		w.eventually(10*time.Second, "other pages are read", func() bool { return me.usable(w.id, fine) == 6 })
+		start := time.Now()
+		if err := owner.n.Close(); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(start); took > 3*time.Second {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}

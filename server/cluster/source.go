@@ -127,7 +127,11 @@ func (p *pages) Load(ctx context.Context, i int, dst []byte) (uint64, error) {
 	if len(dst) != int(length) {
 		return 0, fmt.Errorf("%d bytes for a page of %d: %w", len(dst), length, paging.ErrInvalid)
 	}
-	return p.served.Load(ctx, block, part, dst)
+	sum, err := p.served.Load(ctx, block, part, dst)
+	if done := tier.Unsettled(err); done != nil {
+		err = transport.StillUsed(err, done)
+	}
+	return sum, err
 }
 
 // Close implements transport.Pages.

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -25,6 +26,8 @@ type loads struct {
 	ring   []*upload // with something to load
 	turn   int
 	held   int64            // bytes of all buffers
+	stuck  int64            // of these, bytes that a disk which hangs may still write to
+	end    chan struct{}    // closed at close
 	free   map[int][][]byte // unused, by length
 }
 
@@ -43,7 +46,7 @@ type loadedPage struct {
 }
 
 func newLoads(limit int64) *loads {
-	l := &loads{limit: limit, share: max(limit/4, 1), free: map[int][][]byte{}}
+	l := &loads{limit: limit, share: max(limit/4, 1), free: map[int][][]byte{}, end: make(chan struct{})}
 	l.ready = sync.NewCond(&l.mu)
 	for range loadWorkers {
 		l.work.Go(l.run) // owner: loads; exits at close; bound: loadWorkers
@@ -71,6 +74,28 @@ func (l *loads) release(u *upload, buf []byte) {
 	l.ready.Broadcast()
 }
 
+// leave keeps a buffer that the disk may still write to out of use until it no longer
+// does: it counts against the limit, but not as its connection's.
+func (l *loads) leave(u *upload, buf []byte, done <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u.loads.bytes -= int64(len(buf))
+	l.stuck += int64(len(buf))
+	l.ready.Broadcast()
+	l.work.Go(func() { // owner: loads; exits when the disk lets go, or at close; bound: the buffers
+		select {
+		case <-done:
+		case <-l.end:
+			return // the memory stays mapped: the disk may write to it until the process ends
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.stuck -= int64(len(buf))
+		l.free[len(buf)] = append(l.free[len(buf)], buf)
+		l.ready.Broadcast()
+	})
+}
+
 // poke makes the workers look again: a request has ended.
 func (l *loads) poke() {
 	l.mu.Lock()
@@ -83,6 +108,7 @@ func (l *loads) poke() {
 func (l *loads) close() error {
 	l.mu.Lock()
 	l.closed = true
+	close(l.end)
 	l.ready.Broadcast()
 	l.mu.Unlock()
 	l.work.Wait()
@@ -91,8 +117,8 @@ func (l *loads) close() error {
 	if err := l.trimLocked(0); err != nil {
 		return err
 	}
-	if l.held != 0 {
-		return fmt.Errorf("transport: %d bytes of buffers were not given back", l.held)
+	if l.held != l.stuck {
+		return fmt.Errorf("transport: %d bytes of buffers were not given back", l.held-l.stuck)
 	}
 	return nil
 }
@@ -107,6 +133,10 @@ func (l *loads) run() {
 		p := loadedPage{index: it.index, buf: buf, err: err}
 		if err == nil {
 			p.sum, p.err = it.s.pages.Load(it.s.ctx, it.index, buf[:length])
+			if used := (*stillUsedError)(nil); errors.As(p.err, &used) {
+				p.buf = nil
+				l.leave(u, buf, used.done)
+			}
 			u.t.metrics.loaded(int64(length), p.err)
 		}
 		u.landed(it.s, p)

@@ -32,7 +32,8 @@ type Pages interface {
 	Page(i int) Content
 	// Load fills dst, which begins at a multiple of paging.UnitBytes, with a page
 	// whose Content is Stored, and returns its checksum. When it returns, whatever
-	// it returns, nothing uses dst any more. Errors as of tier.Tier's Load.
+	// it returns, nothing uses dst any more, but for an error of StillUsed. It waits no
+	// longer than ctx. Errors as of tier.Tier's Load.
 	Load(ctx context.Context, i int, dst []byte) (sum uint64, err error)
 	// Close ends the pins. It is called once, after the last use.
 	Close()
@@ -71,3 +72,17 @@ type Result struct {
 	// got the page into its own slot: there was no slot of this call.
 	Elsewhere bool
 }
+
+// stillUsedError is the error of a Load that gave up while the disk worked.
+type stillUsedError struct {
+	err  error
+	done <-chan struct{}
+}
+
+func (e *stillUsedError) Error() string { return e.err.Error() }
+
+func (e *stillUsedError) Unwrap() error { return e.err }
+
+// StillUsed wraps the error of a Load that ended although the disk may still write
+// to dst; done is closed when it no longer does.
+func StillUsed(err error, done <-chan struct{}) error { return &stillUsedError{err, done} }
