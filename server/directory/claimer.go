@@ -410,22 +410,38 @@ func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 	return nil, fmt.Errorf("the local replica of the directory is behind: %w", paging.ErrUnavailable)
 }
 
-// repair sends the claims of as many of the first buckets as fit into one entry,
-// and returns how many those were.
+// bucketsRead is how many buckets one look at the inventory collects: a look costs
+// the same for one as for many, and what it collects has to be kept.
+const bucketsRead = 64
+
+// repair sends the claims of some of the first buckets, in as many entries as they
+// take, and returns how many buckets those were.
 func (c *Claimer) repair(buckets []int) (int, error) {
+	buckets = buckets[:min(len(buckets), bucketsRead)]
 	var named Buckets
-	perBucket := map[int][]byte{}
-	const most = 64 // buckets looked at for one entry
-	for _, b := range buckets[:min(len(buckets), most)] {
+	for _, b := range buckets {
 		named[b] = true
 	}
+	claims := map[int][]byte{}
 	c.cfg.Inventory.Held(&named, func(k placement.BlockKey, parts paging.PartSet) {
 		b, _ := ClaimDigest(k, parts)
-		perBucket[b] = AppendChange(perBucket[b], k, parts)
+		claims[b] = AppendChange(claims[b], k, parts)
 	})
+	// What changes after the look waits in pending, and is sent after this.
+	for sent := 0; ; c.sleep(repairPause) { // a bounded share of what the directory can take
+		n, err := c.repairSome(buckets[sent:], claims)
+		if sent += n; err != nil || sent == len(buckets) || !c.joined || c.ctx.Err() != nil {
+			return sent, err
+		}
+	}
+}
+
+// repairSome sends the claims of as many of the first buckets as fit into one entry,
+// and returns how many those were.
+func (c *Claimer) repairSome(buckets []int, perBucket map[int][]byte) (int, error) {
 	entry := &kvtierv1.ClaimRepair{Node: c.self[:], Incarnation: c.cfg.Self.GetIncarnation(), Sequence: c.sequence + 1, ResetsSequence: true}
 	n := 0
-	for _, b := range buckets[:min(len(buckets), most)] {
+	for _, b := range buckets {
 		claims := perBucket[b][:min(len(perBucket[b]), MaxBatchBytes/changeBytes*changeBytes)]
 		if n > 0 && len(entry.Claims)+len(claims) > MaxBatchBytes {
 			break
