@@ -70,9 +70,13 @@ func (n *testNet) run(space, command string) {
 // program is a program that runs another in the namespace of a node, as the same
 // process.
 func (n *testNet) program(i int, program, dir string) string {
+	return n.programIn(n.space(i), program, dir)
+}
+
+func (n *testNet) programIn(space, program, dir string) string {
 	n.t.Helper()
-	path := filepath.Join(dir, fmt.Sprintf("in-%d", i))
-	text := fmt.Sprintf("#!/bin/sh\nexec ip netns exec %s %s \"$@\"\n", n.space(i), program)
+	path := filepath.Join(dir, "in-"+space)
+	text := fmt.Sprintf("#!/bin/sh\nexec ip netns exec %s %s \"$@\"\n", space, program)
 	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 		n.t.Fatal(err)
 	}
