@@ -12,9 +12,10 @@ import (
 // keeps its share of the trace on disk, and copies.
 const (
 	demoClusterNVMe = 256 << 20 // of each node, beside its share of demoNVMe
-	// MinDemoNodes and MaxDemoNodes bound a cluster of the demo: its processes share
-	// one machine.
-	MinDemoNodes, MaxDemoNodes = 2, 5
+	// MinDemoNodes is the smallest cluster of the demo.
+	MinDemoNodes = 2
+	// MaxDemoNodes is the largest: its processes share one machine.
+	MaxDemoNodes = 5
 )
 
 // DemoClusterConfig describes "demo --nodes".

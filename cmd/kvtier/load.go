@@ -68,6 +68,9 @@ func (l loader) load() (*loaded, error) {
 		return nil, &usageError{errors.Join(errs...)}
 	}
 	if c.origin["nvme"] != originDefault && c.NVMeBytes == 0 {
+		if c.Bootstrap || c.Join != "" {
+			return nil, usagef("nvme: 0 gives up the data directory, in which a node of a cluster keeps its part of the directory: give the disk tier a budget, 16MiB is enough")
+		}
 		c.Dir = "" // no disk tier was asked for
 	}
 	c.Origins = c.origin

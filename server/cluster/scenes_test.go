@@ -297,7 +297,7 @@ func TestNodeThatWasForgotten(t *testing.T) {
 				w.sleep(15 * time.Second)
 				for range 2 { // first the claims go, then the record
 					for _, m := range w.nodes {
-						m.setSkew(m.now().Sub(time.Now()) + x.jump)
+						m.setSkew(time.Until(m.now()) + x.jump)
 					}
 					w.sleep(15 * time.Second)
 				}
@@ -342,7 +342,7 @@ func TestNamespacesComeAndGo(t *testing.T) {
 
 		for range 13 { // two hours each
 			for _, m := range w.nodes {
-				m.setSkew(m.now().Sub(time.Now()) + 2*time.Hour)
+				m.setSkew(time.Until(m.now()) + 2*time.Hour)
 			}
 			for _, m := range w.nodes {
 				m.n.Announce(w.ns)

@@ -78,8 +78,8 @@ func main() {
 		o.dir = filepath.Dir(self)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	defer cancel()
 	r := run(ctx, o)
+	cancel()
 	out, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -152,7 +152,6 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 type decode struct {
 	gpu.Attention
 	mem    gpu.Mem
-	stage  gpu.Mem
 	stream gpu.Stream
 	q      []byte
 }

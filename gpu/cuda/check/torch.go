@@ -19,7 +19,7 @@ import (
 func torch(ctx context.Context, d gpu.Device, o options) (json.RawMessage, error) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		return json.RawMessage(`"no python3"`), nil //nolint:nilerr // it is left out
+		return json.RawMessage(`"no python3"`), nil
 	}
 	x, _, err := newDecode(ctx, d, gpu.BF16, 2, 300)
 	if err != nil {
