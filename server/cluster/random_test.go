@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -235,9 +236,21 @@ func (w *world) checkUnion(r *rand.Rand) {
 		}{{w.id, onePart}, {w.tpID, bothTwo}} {
 			want := w.union(x.ns, names, x.all)
 			got, ok := m.fetch(tier.FetchRequest{Namespace: x.ns, Names: names}, 5*time.Second)
-			if !ok || got.usable != want {
+			// Where RAM is full of what is not on disk yet, a Fetch is granted from its head
+			// at once: there is room when that was written.
+			for start := time.Now(); ok && noRoom(got.short) && time.Since(start) < 20*time.Second; {
+				time.Sleep(time.Second)
+				got, ok = m.fetch(tier.FetchRequest{Namespace: x.ns, Names: names}, 5*time.Second)
+			}
+			// What is brought here may be at the cost of what was here.
+			after := w.union(x.ns, names, x.all)
+			if !ok || got.usable < min(want, after) || got.usable > max(want, after) {
 				w.t.Errorf("node %d got %d blocks of chain %d, all hold %d: %v", m.i, got.usable, c, want, got.short)
 			}
 		}
 	}
+}
+
+func noRoom(short []tier.Shortfall) bool {
+	return slices.ContainsFunc(short, func(s tier.Shortfall) bool { return s.Reason == tier.NoSpace })
 }
