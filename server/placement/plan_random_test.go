@@ -299,8 +299,8 @@ func TestPlanGrowsWithSessions(t *testing.T) {
 		}
 		return best
 	}
-	small, large := measure(5_000), measure(50_000)
-	t.Logf("%v for 5,000 sessions, %v for 50,000", small, large)
+	small, large := measure(20_000), measure(200_000)
+	t.Logf("%v for 20,000 sessions, %v for 200,000", small, large)
 	if large > 50*small {
 		t.Errorf("ten times the sessions took %.0f times as long", float64(large)/float64(small))
 	}
