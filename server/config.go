@@ -110,8 +110,8 @@ type Config struct {
 	// GossipKey is a file with the key that gossip is encrypted with, the same on all
 	// nodes. Empty: it is not.
 	GossipKey string `yaml:"gossip-key"`
-	// MaxClaims bounds the claims of the cluster's directory, about 50 bytes of memory
-	// each on every node. 0: 16 million.
+	// MaxClaims bounds the claims of the cluster's directory while this node leads it,
+	// about 60 bytes of memory each on every node. 0: 16 million.
 	MaxClaims int `yaml:"max-claims"`
 	// ClaimsGrace is how long the claims of a node that is down are kept. 0: 10 min.
 	ClaimsGrace time.Duration `yaml:"claims-grace"`

@@ -26,7 +26,7 @@ func (n *node) clusterStatus() *kvtierv1.ClusterStatus {
 	st, claims, self := d.Status(), n.cluster.Claims(), n.self()
 	out := &kvtierv1.ClusterStatus{
 		Cluster: n.cluster.ID(), Name: self.Name, Role: st.Role, Voter: st.Voter, Voters: uint32(st.Voters), Replicas: uint32(st.Replicas),
-		Applied: st.Applied, Behind: st.Behind, Stalled: st.Stalled, MaxClaims: uint64(n.cfg.MaxClaims),
+		Applied: st.Applied, Behind: st.Behind, Stalled: st.Stalled,
 		PendingClaims: uint64(claims.Pending), RefusedClaimBatches: uint64(claims.Full), PeerAddress: n.cluster.PeerAddress(),
 		UnclaimedBlocks: uint64(n.cluster.Unclaimed()),
 	}
@@ -44,7 +44,7 @@ func (n *node) clusterStatus() *kvtierv1.ClusterStatus {
 		}
 	}
 	d.Read(func(s *directory.State) {
-		out.Claims, out.Nodes = uint64(s.Claims()), uint32(len(s.Nodes()))
+		out.Claims, out.MaxClaims, out.Nodes = uint64(s.Claims()), uint64(s.MaxClaims()), uint32(len(s.Nodes()))
 	})
 	return out
 }

@@ -91,12 +91,9 @@ func (n *Node) ration() {
 
 // claimShare is an equal share of the claim budget.
 func (n *Node) claimShare() int64 {
-	budget := n.cfg.MaxClaims
-	if budget == 0 {
-		budget = directory.DefaultMaxClaims
-	}
-	nodes := int64(0)
+	budget, nodes := int64(0), int64(0)
 	n.replica().Read(func(s *directory.State) {
+		budget = s.MaxClaims()
 		for _, x := range s.Nodes() {
 			if x.State != kvtierv1.NodeState_NODE_STATE_LEFT {
 				nodes++

@@ -106,6 +106,7 @@ type Node struct {
 
 	coldest   atomic.Uint64 // warmth below which blocks are not claimed
 	unclaimed atomic.Int64
+	shared    time.Time // when shareClaims acted last; owned by tend
 }
 
 // Answer answers a call of another node.

@@ -14,6 +14,7 @@ import (
 // Times of what is looked after.
 const (
 	tendEvery      = time.Second
+	shareEvery     = 30 * time.Second
 	proposeWithin  = 5 * time.Second
 	forgetNodesIn  = 24 * time.Hour
 	announceEvery  = 6 * time.Hour
@@ -68,10 +69,23 @@ func (n *Node) tend() {
 					n.names.again(time.Now(), announceAgain)
 				}
 			}
+			n.shareClaims(now)
 			if leader, ok := n.replica().Leader(); ok && leader == n.cfg.ID {
 				n.lead(now)
 			}
 		}
+	}
+}
+
+// shareClaims has the claims of this node compared, and with that its share worked out
+// anew, while the directory is nearly full: who came first has too many, and who comes
+// last found no room.
+func (n *Node) shareClaims(now time.Time) {
+	var claims, budget int64
+	n.replica().Read(func(s *directory.State) { claims, budget = s.Claims(), s.MaxClaims() })
+	if claims*20 >= budget*19 && now.Sub(n.shared) >= shareEvery {
+		n.shared = now
+		n.claimer.Load().Suspect()
 	}
 }
 

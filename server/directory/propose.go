@@ -110,7 +110,7 @@ func (d *Directory) ProposeHere(ctx context.Context, command []byte) (Result, er
 	if err := proto.Unmarshal(command, &c); err != nil || c.GetCommand() == nil {
 		return Invalid, fmt.Errorf("directory command cannot be read: %w", paging.ErrInvalid)
 	}
-	c.NowUnixMs = d.cfg.Clock().UnixMilli()
+	c.NowUnixMs, c.MaxClaims = d.cfg.Clock().UnixMilli(), d.cfg.MaxClaims
 	b, err := proto.Marshal(&c)
 	if err != nil {
 		return Invalid, fmt.Errorf("directory command: %w", err)

@@ -71,6 +71,9 @@ func (s *State) Namespaces(f func(id paging.NamespaceID, encoded []byte, putMill
 	}
 }
 
+// MaxClaims is the claim budget in force: the leader's.
+func (s *State) MaxClaims() int64 { return s.maxClaims }
+
 // Claims is the number of claims held.
 func (s *State) Claims() int64 { return s.claims.count }
 

@@ -311,3 +311,33 @@ func appendOrOpen(w *sessionWorld) *kvtierv1.DirectoryCommand {
 	c.GetSession().Session = "while-it-is-written"
 	return c
 }
+
+// Replicas that were configured with different budgets for claims go by the leader's:
+// the same commands make the same state.
+func TestClaimBudgetIsTheLeaders(t *testing.T) {
+	small, large := NewState(2), NewState(1000)
+	for _, s := range []*State{small, large} {
+		if r, err := s.Apply(joinNode(1, 1)); r != OK || err != nil {
+			t.Fatal(r, err)
+		}
+		var changes []byte
+		for i := range byte(10) {
+			changes = AppendChange(changes, placement.BlockKey{i}, 1)
+		}
+		r, err := s.Apply(&kvtierv1.DirectoryCommand{MaxClaims: 5, Command: &kvtierv1.DirectoryCommand_ClaimBatch{
+			ClaimBatch: &kvtierv1.ClaimBatch{Node: nodeN(1), Incarnation: 1, Sequence: 1, Changes: changes}}})
+		if r != Full || err != nil || s.Claims() != 5 || s.MaxClaims() != 5 {
+			t.Errorf("%v, %v: %d claims of %d", r, err, s.Claims(), s.MaxClaims())
+		}
+	}
+	if small.Hash() != large.Hash() {
+		t.Error("the states differ")
+	}
+	var b bytes.Buffer
+	if err := large.Snapshot().Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Restore(&b, 7); err != nil || s.MaxClaims() != 5 {
+		t.Errorf("through a snapshot: %v", err)
+	}
+}

@@ -48,6 +48,9 @@ func (s *State) Snapshot() *Snapshot {
 		header: &kvtierv1.SnapshotHeader{Version: snapshotVersion, NowUnixMs: s.nowMillis, Applied: s.applied},
 		claims: s.claims.freeze(), sessions: s.sessions.freeze(),
 	}
+	if s.ruled {
+		snap.header.MaxClaims = s.maxClaims
+	}
 	for _, n := range s.numbers {
 		if n != nil {
 			snap.nodes = append(snap.nodes, n.record())
@@ -223,6 +226,9 @@ func (s *State) restore(_ int, record *kvtierv1.DirectoryRecord) error {
 	switch r := record.GetRecord().(type) {
 	case *kvtierv1.DirectoryRecord_Header:
 		s.nowMillis, s.applied = r.Header.GetNowUnixMs(), r.Header.GetApplied()
+		if r.Header.GetMaxClaims() > 0 {
+			s.maxClaims, s.ruled = r.Header.GetMaxClaims(), true
+		}
 		return nil
 	case *kvtierv1.DirectoryRecord_Node:
 		return s.restoreNode(r.Node)

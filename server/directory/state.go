@@ -67,6 +67,7 @@ type Holder struct {
 // applies, and readers are kept out meanwhile.
 type State struct {
 	maxClaims int64
+	ruled     bool // a command said what maxClaims is
 
 	nowMillis  int64
 	applied    uint64
@@ -83,7 +84,8 @@ type namespaceRecord struct {
 	sinceMillis int64
 }
 
-// NewState returns an empty state that holds at most maxClaims claims.
+// NewState returns an empty state that holds at most maxClaims claims, until a command
+// says otherwise.
 func NewState(maxClaims int64) *State {
 	return &State{
 		maxClaims:  maxClaims,
@@ -99,6 +101,9 @@ func NewState(maxClaims int64) *State {
 // stop, as it can no longer follow the others.
 func (s *State) Apply(c *kvtierv1.DirectoryCommand) (Result, error) {
 	s.nowMillis = max(s.nowMillis, c.GetNowUnixMs())
+	if c.GetMaxClaims() > 0 {
+		s.maxClaims, s.ruled = c.GetMaxClaims(), true
+	}
 	s.applied++
 	id, named := toRequestID(c.GetRequestId())
 	if named {

@@ -33,6 +33,7 @@ const (
 	rejoinEvery     = time.Second
 	insistFor       = 15 * time.Second // after a start: others may hold the old address until they find it dead
 	leaveWithin     = 2 * time.Second
+	warnEvery       = time.Minute
 	maxAwareness    = 2 // a slow machine may probe this much slower
 	streamTimeout   = 3 * time.Second
 	maxViewNodes    = 1024
@@ -70,6 +71,7 @@ type Members struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	loops  sync.WaitGroup
+	warned time.Time // owned by rejoin
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at each new view
@@ -315,7 +317,10 @@ func (m *Members) join() {
 		return
 	}
 	if _, err := m.list.Join(seeds); err != nil {
-		m.cfg.Logger.Debug("no seed answers", "err", err)
+		if now := time.Now(); now.Sub(m.warned) >= warnEvery {
+			m.warned = now
+			m.cfg.Logger.Warn("nodes that answer on their peer port cannot be reached by gossip: is the gossip key the same, and are UDP and TCP open?", "seeds", seeds, "err", err)
+		}
 	}
 }
 

@@ -233,6 +233,9 @@ type DirectoryCommand struct {
 	// Time of the leader that proposed it, in milliseconds since 1970. The state
 	// machine's clock is the greatest seen.
 	NowUnixMs int64 `protobuf:"varint,2,opt,name=now_unix_ms,json=nowUnixMs,proto3" json:"now_unix_ms,omitempty"`
+	// Claim budget of the leader that proposed it: every replica goes by it, whatever it
+	// was configured with. 0: that of the command before.
+	MaxClaims int64 `protobuf:"varint,14,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
 	// What to do.
 	//
 	// Types that are valid to be assigned to Command:
@@ -293,6 +296,13 @@ func (x *DirectoryCommand) GetRequestId() []byte {
 func (x *DirectoryCommand) GetNowUnixMs() int64 {
 	if x != nil {
 		return x.NowUnixMs
+	}
+	return 0
+}
+
+func (x *DirectoryCommand) GetMaxClaims() int64 {
+	if x != nil {
+		return x.MaxClaims
 	}
 	return 0
 }
@@ -2338,7 +2348,9 @@ type SnapshotHeader struct {
 	// keeps for itself, whose place in the log stands beside them.
 	LogIndex uint64 `protobuf:"varint,4,opt,name=log_index,json=logIndex,proto3" json:"log_index,omitempty"`
 	// Term of that entry. 0 as for log_index.
-	LogTerm       uint64 `protobuf:"varint,5,opt,name=log_term,json=logTerm,proto3" json:"log_term,omitempty"`
+	LogTerm uint64 `protobuf:"varint,5,opt,name=log_term,json=logTerm,proto3" json:"log_term,omitempty"`
+	// Claim budget in force. 0: the reader's own.
+	MaxClaims     int64 `protobuf:"varint,6,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2404,6 +2416,13 @@ func (x *SnapshotHeader) GetLogIndex() uint64 {
 func (x *SnapshotHeader) GetLogTerm() uint64 {
 	if x != nil {
 		return x.LogTerm
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetMaxClaims() int64 {
+	if x != nil {
+		return x.MaxClaims
 	}
 	return 0
 }
@@ -2715,11 +2734,13 @@ var File_kvtier_v1_directory_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xe9\x05\n" +
+	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\x88\x06\n" +
 	"\x10DirectoryCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x1e\n" +
-	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\x122\n" +
+	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\x12\x1d\n" +
+	"\n" +
+	"max_claims\x18\x0e \x01(\x03R\tmaxClaims\x122\n" +
 	"\tjoin_node\x18\x03 \x01(\v2\x13.kvtier.v1.JoinNodeH\x00R\bjoinNode\x12?\n" +
 	"\x0eset_node_state\x18\x04 \x01(\v2\x17.kvtier.v1.SetNodeStateH\x00R\fsetNodeState\x128\n" +
 	"\vremove_node\x18\x05 \x01(\v2\x15.kvtier.v1.RemoveNodeH\x00R\n" +
@@ -2859,13 +2880,15 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\brequests\x18\x05 \x01(\v2\x19.kvtier.v1.RequestsRecordH\x00R\brequests\x12*\n" +
 	"\x03end\x18\x06 \x01(\v2\x16.kvtier.v1.SnapshotEndH\x00R\x03end\x124\n" +
 	"\asession\x18\a \x01(\v2\x18.kvtier.v1.SessionRecordH\x00R\asessionB\b\n" +
-	"\x06record\"\x9c\x01\n" +
+	"\x06record\"\xbb\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1e\n" +
 	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\x12\x18\n" +
 	"\aapplied\x18\x03 \x01(\x04R\aapplied\x12\x1b\n" +
 	"\tlog_index\x18\x04 \x01(\x04R\blogIndex\x12\x19\n" +
-	"\blog_term\x18\x05 \x01(\x04R\alogTerm\"\xcf\x01\n" +
+	"\blog_term\x18\x05 \x01(\x04R\alogTerm\x12\x1d\n" +
+	"\n" +
+	"max_claims\x18\x06 \x01(\x03R\tmaxClaims\"\xcf\x01\n" +
 	"\n" +
 	"NodeRecord\x12+\n" +
 	"\x06joined\x18\x01 \x01(\v2\x13.kvtier.v1.JoinNodeR\x06joined\x12*\n" +
