@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/rpc"
@@ -168,6 +169,9 @@ func (c *Config) validateCluster(p *problems) {
 	}
 	if len(c.Name) > maxNodeName {
 		p.add("name", "%d bytes, at most %d", len(c.Name), maxNodeName)
+	}
+	if strings.ContainsFunc(c.Name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		p.add("name", "%q: want what can be printed on one line", c.Name)
 	}
 	addresses := map[string]string{"peer-listen": c.PeerListen, "gossip-listen": c.GossipListen}
 	for name, addr := range map[string]string{"peer-advertise": c.PeerAdvertise, "gossip-advertise": c.GossipAdvertise} {

@@ -117,6 +117,7 @@ func TestConfigErrors(t *testing.T) {
 		{name: "typo in a nested key", yaml: "tls:\n  crt: /x\n", want: []string{":2: unknown setting tls.crt: did you mean tls.cert?"}},
 		{name: "tenants", yaml: "tenants:\n- name: a\n  uids: [1]\n- name: b\n  uids: [1]\n  ram: 1 parsec\n", want: []string{"parsec"}},
 		{name: "metrics in the open", args: []string{"--http-listen", "0.0.0.0:7445"}, want: []string{"http-listen"}},
+		{name: "a name of two lines", args: []string{"--name", "a\nb"}, want: []string{"name: "}},
 		{name: "a cluster without a data directory", args: []string{"--bootstrap", "--nvme", "0"}, want: []string{"nvme: 0 gives up the data directory"}},
 		{name: "long socket", args: []string{"--socket", "/" + strings.Repeat("x", 120)}, want: []string{"socket: the path has 121 bytes"}},
 		{name: "policy", args: []string{"--policy", "lfru"}, want: []string{`policy: "lfru": want one of`}},
