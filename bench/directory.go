@@ -325,10 +325,11 @@ func (b *directoryRun) measure(ctx context.Context) error {
 		return err
 	}
 	for _, a := range paused {
-		if len(a.Pauses) == 3 {
+		if len(a.Pauses) == 4 {
 			b.rep.GCPauseUS.P50 = max(b.rep.GCPauseUS.P50, a.Pauses[0])
-			b.rep.GCPauseUS.P99 = max(b.rep.GCPauseUS.P99, a.Pauses[1])
-			b.rep.GCPauseUS.Max = max(b.rep.GCPauseUS.Max, a.Pauses[2])
+			b.rep.GCPauseUS.P95 = max(b.rep.GCPauseUS.P95, a.Pauses[1])
+			b.rep.GCPauseUS.P99 = max(b.rep.GCPauseUS.P99, a.Pauses[2])
+			b.rep.GCPauseUS.Max = max(b.rep.GCPauseUS.Max, a.Pauses[3])
 		}
 	}
 	if _, err := b.nodes[0].do(&order{Do: "settle"}); err != nil {
@@ -412,7 +413,7 @@ func (b *directoryRun) failover(ctx context.Context) error {
 			return err
 		}
 	}
-	b.rep.FailoverMS = millis(took.Quantiles())
+	b.rep.FailoverMS = millis(took.Quantiles()).Max
 	b.rep.Failovers = b.cfg.Failovers
 	b.step(5)
 	return nil
@@ -453,9 +454,9 @@ type DirectoryReport struct {
 	BytesPerClaim float64   `json:"bytes_per_claim"` // of heap, of the largest node
 	HeapBytes     int64     `json:"heap_bytes"`
 	VisibleMS     Quantiles `json:"visible_ms"`   // claim on one node to sight on another, in milliseconds
-	FailoverMS    Quantiles `json:"failover_ms"`  // kill of the leader to a commit elsewhere, in milliseconds
+	FailoverMS    float64   `json:"failover_ms"`  // kill of the leader to a commit elsewhere, the worst, in milliseconds
 	Failovers     int       `json:"failovers"`    // leaders killed
-	GCPauseUS     Quantiles `json:"gc_pause_us"`  // while claims are made, of the worst node; p95 is not known
+	GCPauseUS     Quantiles `json:"gc_pause_us"`  // while claims are made, of the worst node
 	WrongClaims   int64     `json:"wrong_claims"` // missing, or there although they were released
 }
 
@@ -470,7 +471,7 @@ func (r *DirectoryReport) Rows() []Row {
 		{"lookup of 512", r.Lookup512US.String(), "random present blocks; goal p50 at most 100 us"},
 		{"memory per claim", fmt.Sprintf("%.1f B", r.BytesPerClaim), fmt.Sprintf("of a heap of %s; goal at most 64 B", FormatBytes(r.HeapBytes))},
 		{"visible elsewhere", ms(r.VisibleMS), "goal p99 at most 50 ms"},
-		{"leader killed", ms(r.FailoverMS), fmt.Sprintf("to a commit, %d times; goal at most 2 s", r.Failovers)},
+		{"leader killed", fmt.Sprintf("%.0f ms", r.FailoverMS), fmt.Sprintf("to a commit, the worst of %d; goal at most 2 s", r.Failovers)},
 		{"pauses of the collector", fmt.Sprintf("p50 %s  p99 %s  max %s", micros(r.GCPauseUS.P50), micros(r.GCPauseUS.P99), micros(r.GCPauseUS.Max)), "goal p99 below 1 ms"},
 		{"wrong claims", fmt.Sprint(r.WrongClaims), "must be 0"},
 	}

@@ -55,7 +55,7 @@ type answer struct {
 	Leader    int         `json:"leader,omitempty"`
 	Latency   []Quantiles `json:"latency,omitempty"` // lookup: one
 	HeapBytes int64       `json:"heap_bytes,omitempty"`
-	Pauses    []float64   `json:"pauses,omitempty"` // memory: p50, p99 and max in microseconds since the order before
+	Pauses    []float64   `json:"pauses,omitempty"` // memory: p50, p95, p99 and max in microseconds since the order before
 }
 
 // How long a replica waits for what it was asked to wait for, and how often it
@@ -425,7 +425,7 @@ func (r *replica) memory() (a answer) {
 	return a
 }
 
-// pauseQuantiles are p50, p99 and max of what a histogram counted since before,
+// pauseQuantiles are p50, p95, p99 and max of what a histogram counted since before,
 // in microseconds: the upper end of the bucket.
 func pauseQuantiles(now, before *metrics.Float64Histogram) []float64 {
 	counts := slices.Clone(now.Counts)
@@ -436,8 +436,8 @@ func pauseQuantiles(now, before *metrics.Float64Histogram) []float64 {
 		}
 		total += counts[i]
 	}
-	out := make([]float64, 0, 3)
-	for _, q := range []float64{.5, .99, 1} {
+	out := make([]float64, 0, 4)
+	for _, q := range []float64{.5, .95, .99, 1} {
 		need, seen, at := uint64(math.Ceil(q*float64(total))), uint64(0), 0.0
 		for i, n := range counts {
 			if seen += n; n > 0 && seen >= need {
