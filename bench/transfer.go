@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvtier/kvtier/client"
@@ -243,33 +246,24 @@ func (b *transfer) allCPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// fetch brings all pages over once, call by call. What is timed ends when the
-// client has its lease; then every byte is checked.
+// callsInFlight is how many calls run at once where what they bring has room: an
+// engine has more than one request that waits for pages.
+const callsInFlight = 2
+
+// fetch brings all pages over once. What is timed ends when the client has its
+// leases; then every byte is checked.
 func (b *transfer) fetch(ctx context.Context) error {
 	perCall := int(max(1, transferCall/b.cfg.PageBytes))
-	for at := 0; at < len(b.names); at += perCall {
-		names := b.names[at:min(at+perCall, len(b.names))]
-		cpu, err := b.allCPU()
-		if err != nil {
-			return err
+	if !b.drops { // a stream fills private memory, which has room for a call
+		for names := range slices.Chunk(b.names, perCall) {
+			if err := b.fetchCalls(ctx, [][]paging.BlockName{names}); err != nil {
+				return err
+			}
 		}
-		start := time.Now()
-		lease, err := b.reader.Fetch(ctx, client.FetchRequest{Namespace: b.ns, Names: names, Mode: client.ModeSet, Timeout: fetchTime})
-		if err != nil {
-			return err
-		}
-		b.took += time.Since(start)
-		after, err := b.allCPU()
-		if err != nil {
-			return err
-		}
-		b.cpu += after - cpu
-		if err := b.check(ctx, lease, names); err != nil {
-			return err
-		}
-	}
-	if !b.drops {
 		return nil
+	}
+	if err := b.fetchCalls(ctx, slices.Collect(slices.Chunk(b.names, perCall))); err != nil {
+		return err
 	}
 	outcomes, err := b.reader.Drop(ctx, b.ns, b.names)
 	if err != nil {
@@ -281,6 +275,36 @@ func (b *transfer) fetch(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// fetchCalls fetches with callsInFlight calls at once, and checks when all are done.
+func (b *transfer) fetchCalls(ctx context.Context, calls [][]paging.BlockName) error {
+	cpu, err := b.allCPU()
+	if err != nil {
+		return err
+	}
+	leases, errs := make([]*client.Lease, len(calls)), make([]error, len(calls))
+	var next atomic.Int64
+	var running sync.WaitGroup
+	start := time.Now()
+	for range min(callsInFlight, len(calls)) {
+		running.Go(func() { // owner: this call; exits with the last call
+			for i := next.Add(1) - 1; i < int64(len(calls)); i = next.Add(1) - 1 {
+				leases[i], errs[i] = b.reader.Fetch(ctx, client.FetchRequest{Namespace: b.ns, Names: calls[i], Mode: client.ModeSet, Timeout: fetchTime})
+			}
+		})
+	}
+	running.Wait()
+	b.took += time.Since(start)
+	after, err := b.allCPU()
+	b.cpu += after - cpu
+	err = errors.Join(err, errors.Join(errs...))
+	for i, lease := range leases {
+		if lease != nil {
+			err = errors.Join(err, b.check(ctx, lease, calls[i]))
+		}
+	}
+	return err
 }
 
 // check compares every byte of a lease and releases it.
