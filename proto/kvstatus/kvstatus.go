@@ -43,10 +43,12 @@ var table = []row{
 	{context.Canceled, kvtierv1.ErrorCode_ERROR_CODE_UNSPECIFIED, codes.Canceled},
 }
 
-// bare maps the status codes that gRPC itself makes, which carry no detail.
+// bare maps the status codes that gRPC itself makes, which carry no detail. The
+// deadline is that of the caller's context, even where the other side's word of it comes
+// before the context's own.
 var bare = map[codes.Code]error{
 	codes.Canceled:          context.Canceled,
-	codes.DeadlineExceeded:  paging.ErrExpired,
+	codes.DeadlineExceeded:  fmt.Errorf("%w (%w)", paging.ErrExpired, context.DeadlineExceeded),
 	codes.InvalidArgument:   paging.ErrInvalid,
 	codes.NotFound:          paging.ErrNotFound,
 	codes.PermissionDenied:  paging.ErrDenied,

@@ -99,6 +99,9 @@ func TestBareStatus(t *testing.T) {
 			t.Errorf("%v: got %v, want %v", code, got, want)
 		}
 	}
+	if !errors.Is(Err(status.Error(codes.DeadlineExceeded, "said by grpc")), context.DeadlineExceeded) {
+		t.Error("the deadline of the caller is not context.DeadlineExceeded")
+	}
 	if Err(nil) != nil || Status(nil) != nil || FromDetail(nil) != nil || WithRetry(nil, time.Second) != nil {
 		t.Error("nil became an error")
 	}
