@@ -93,7 +93,7 @@ $(PYPROTO)/ready:
 
 # The generated code works with the protobuf runtime that made it and with all of the next major version.
 proto-python: $(PYPROTO)/ready ## regenerate the Python code of proto/
-	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out=client/python/src --pyi_out=client/python/src kvtier/v1/types.proto kvtier/v1/pages.proto
+	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out=client/python/src --pyi_out=client/python/src kvtier/v1/types.proto kvtier/v1/directory.proto kvtier/v1/pages.proto kvtier/v1/sessions.proto
 
 proto: proto-python ## regenerate the code of proto/
 	@mkdir -p bin/tools
@@ -110,7 +110,7 @@ proto-check: ## lint the wire format, compare it with the last release, and the 
 	for f in "$$tmp"/kvtier/v1/*.go; do cmp "$$f" "proto/kvtier/v1/$$(basename $$f)" || { echo "run make proto"; exit 1; }; done
 	@$(MAKE) -s $(PYPROTO)/ready
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
-	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out="$$tmp" --pyi_out="$$tmp" kvtier/v1/types.proto kvtier/v1/pages.proto; \
+	$(PYPROTO)/bin/python -m grpc_tools.protoc -I proto --python_out="$$tmp" --pyi_out="$$tmp" kvtier/v1/types.proto kvtier/v1/directory.proto kvtier/v1/pages.proto kvtier/v1/sessions.proto; \
 	for f in "$$tmp"/kvtier/v1/*; do cmp "$$f" "client/python/src/kvtier/v1/$$(basename $$f)" || { echo "run make proto"; exit 1; }; done
 	@base=$$(git describe --tags --abbrev=0 2>/dev/null) && bin/tools/buf breaking --against ".git#tag=$$base" || test -z "$$base"
 

@@ -37,6 +37,11 @@ var (
 	ErrLost = errors.New("lost")
 	// ErrIO: the medium failed.
 	ErrIO = errors.New("input/output error")
+	// ErrFrozen: the session is being handed over; keep what is to be appended, and try
+	// again.
+	ErrFrozen = errors.New("session frozen")
+	// ErrMoved: another node owns the session.
+	ErrMoved = errors.New("session moved")
 )
 
 type identityError struct{}

@@ -39,6 +39,8 @@ var table = []row{
 	{paging.ErrUnavailable, kvtierv1.ErrorCode_ERROR_CODE_UNAVAILABLE, codes.Unavailable},
 	{paging.ErrLost, kvtierv1.ErrorCode_ERROR_CODE_LOST, codes.Aborted},
 	{paging.ErrIO, kvtierv1.ErrorCode_ERROR_CODE_IO, codes.Internal},
+	{paging.ErrFrozen, kvtierv1.ErrorCode_ERROR_CODE_FROZEN, codes.Aborted},
+	{paging.ErrMoved, kvtierv1.ErrorCode_ERROR_CODE_MOVED, codes.FailedPrecondition},
 	{context.DeadlineExceeded, kvtierv1.ErrorCode_ERROR_CODE_EXPIRED, codes.DeadlineExceeded},
 	{context.Canceled, kvtierv1.ErrorCode_ERROR_CODE_UNSPECIFIED, codes.Canceled},
 }

@@ -1374,7 +1374,9 @@ type OpenSession struct {
 	// Session that it goes on from. Empty: it begins with no block.
 	Parent string `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
 	// With parent: how long it is when it begins.
-	Chain         *SessionChain `protobuf:"bytes,4,opt,name=chain,proto3" json:"chain,omitempty"`
+	Chain *SessionChain `protobuf:"bytes,4,opt,name=chain,proto3" json:"chain,omitempty"`
+	// Most sessions that its tenant may have. 0: no limit.
+	MaxSessions   uint32 `protobuf:"varint,5,opt,name=max_sessions,json=maxSessions,proto3" json:"max_sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1435,6 +1437,13 @@ func (x *OpenSession) GetChain() *SessionChain {
 		return x.Chain
 	}
 	return nil
+}
+
+func (x *OpenSession) GetMaxSessions() uint32 {
+	if x != nil {
+		return x.MaxSessions
+	}
+	return 0
 }
 
 // SessionChain is where the chain of a session ends.
@@ -2815,12 +2824,13 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	" \x01(\v2\x15.kvtier.v1.CommitMoveH\x00R\x06commit\x12,\n" +
 	"\x05abort\x18\v \x01(\v2\x14.kvtier.v1.AbortMoveH\x00R\x05abort\x122\n" +
 	"\ttake_over\x18\f \x01(\v2\x13.kvtier.v1.TakeOverH\x00R\btakeOverB\b\n" +
-	"\x06change\"\xaf\x01\n" +
+	"\x06change\"\xd2\x01\n" +
 	"\vOpenSession\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x126\n" +
 	"\tretention\x18\x02 \x01(\v2\x18.kvtier.v1.RetainSessionR\tretention\x12\x16\n" +
 	"\x06parent\x18\x03 \x01(\tR\x06parent\x12-\n" +
-	"\x05chain\x18\x04 \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\"\x87\x01\n" +
+	"\x05chain\x18\x04 \x01(\v2\x17.kvtier.v1.SessionChainR\x05chain\x12!\n" +
+	"\fmax_sessions\x18\x05 \x01(\rR\vmaxSessions\"\x87\x01\n" +
 	"\fSessionChain\x12\x16\n" +
 	"\x06blocks\x18\x01 \x01(\x04R\x06blocks\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x10\n" +

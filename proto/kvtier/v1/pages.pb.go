@@ -636,6 +636,7 @@ type AttachResponse struct {
 	//	*AttachResponse_Prefetch
 	//	*AttachResponse_Stopping
 	//	*AttachResponse_Abort
+	//	*AttachResponse_Session
 	Message       isAttachResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -784,6 +785,15 @@ func (x *AttachResponse) GetAbort() *AbortResponse {
 	return nil
 }
 
+func (x *AttachResponse) GetSession() *SessionEvent {
+	if x != nil {
+		if x, ok := x.Message.(*AttachResponse_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
 type isAttachResponse_Message interface {
 	isAttachResponse_Message()
 }
@@ -843,6 +853,11 @@ type AttachResponse_Abort struct {
 	Abort *AbortResponse `protobuf:"bytes,12,opt,name=abort,proto3,oneof"`
 }
 
+type AttachResponse_Session struct {
+	// Event: what became of a session that was opened with this attachment.
+	Session *SessionEvent `protobuf:"bytes,13,opt,name=session,proto3,oneof"`
+}
+
 func (*AttachResponse_Welcome) isAttachResponse_Message() {}
 
 func (*AttachResponse_Fetch) isAttachResponse_Message() {}
@@ -864,6 +879,191 @@ func (*AttachResponse_Prefetch) isAttachResponse_Message() {}
 func (*AttachResponse_Stopping) isAttachResponse_Message() {}
 
 func (*AttachResponse_Abort) isAttachResponse_Message() {}
+
+func (*AttachResponse_Session) isAttachResponse_Message() {}
+
+// SessionEvent says how a session is now. Of several changes in a row only the last
+// may be told.
+type SessionEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Tenant.
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// It was closed, or its time was over; the fields below are empty.
+	Gone bool `protobuf:"varint,3,opt,name=gone,proto3" json:"gone,omitempty"`
+	// State: while FROZEN the engine keeps what it has to append.
+	State SessionState `protobuf:"varint,4,opt,name=state,proto3,enum=kvtier.v1.SessionState" json:"state,omitempty"`
+	// Node that owns it, 16 bytes.
+	Owner []byte `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Epoch of the ownership: it rises when the session moved.
+	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// While it moves: the node that is to own it, 16 bytes.
+	Target []byte `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// Blocks.
+	Blocks uint64 `protobuf:"varint,8,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// gRPC address of the owner. Empty: it has none.
+	OwnerAddress  string `protobuf:"bytes,9,opt,name=owner_address,json=ownerAddress,proto3" json:"owner_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionEvent) Reset() {
+	*x = SessionEvent{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionEvent) ProtoMessage() {}
+
+func (x *SessionEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionEvent.ProtoReflect.Descriptor instead.
+func (*SessionEvent) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SessionEvent) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SessionEvent) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SessionEvent) GetGone() bool {
+	if x != nil {
+		return x.Gone
+	}
+	return false
+}
+
+func (x *SessionEvent) GetState() SessionState {
+	if x != nil {
+		return x.State
+	}
+	return SessionState_SESSION_STATE_UNSPECIFIED
+}
+
+func (x *SessionEvent) GetOwner() []byte {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+func (x *SessionEvent) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SessionEvent) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *SessionEvent) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *SessionEvent) GetOwnerAddress() string {
+	if x != nil {
+		return x.OwnerAddress
+	}
+	return ""
+}
+
+// SessionRange is blocks of a session, in place of their names.
+type SessionRange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the session, of the caller's tenant.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// First block.
+	FromBlock uint64 `protobuf:"varint,2,opt,name=from_block,json=fromBlock,proto3" json:"from_block,omitempty"`
+	// One past the last. 0: all that the session has.
+	ToBlock       uint64 `protobuf:"varint,3,opt,name=to_block,json=toBlock,proto3" json:"to_block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionRange) Reset() {
+	*x = SessionRange{}
+	mi := &file_kvtier_v1_pages_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionRange) ProtoMessage() {}
+
+func (x *SessionRange) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_pages_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionRange.ProtoReflect.Descriptor instead.
+func (*SessionRange) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *SessionRange) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SessionRange) GetFromBlock() uint64 {
+	if x != nil {
+		return x.FromBlock
+	}
+	return 0
+}
+
+func (x *SessionRange) GetToBlock() uint64 {
+	if x != nil {
+		return x.ToBlock
+	}
+	return 0
+}
 
 // Welcome is the answer to hello.
 type Welcome struct {
@@ -899,7 +1099,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[3]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1111,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[3]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1124,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{3}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Welcome) GetAttachment() []byte {
@@ -1039,7 +1239,7 @@ type Arena struct {
 
 func (x *Arena) Reset() {
 	*x = Arena{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[4]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1251,7 @@ func (x *Arena) String() string {
 func (*Arena) ProtoMessage() {}
 
 func (x *Arena) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[4]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1264,7 @@ func (x *Arena) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arena.ProtoReflect.Descriptor instead.
 func (*Arena) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{4}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Arena) GetId() uint32 {
@@ -1134,7 +1334,7 @@ type ExtentsAdded struct {
 
 func (x *ExtentsAdded) Reset() {
 	*x = ExtentsAdded{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[5]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1346,7 @@ func (x *ExtentsAdded) String() string {
 func (*ExtentsAdded) ProtoMessage() {}
 
 func (x *ExtentsAdded) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[5]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1359,7 @@ func (x *ExtentsAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtentsAdded.ProtoReflect.Descriptor instead.
 func (*ExtentsAdded) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{5}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ExtentsAdded) GetExtents() []*Extent {
@@ -1184,7 +1384,7 @@ type Extent struct {
 
 func (x *Extent) Reset() {
 	*x = Extent{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[6]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1396,7 @@ func (x *Extent) String() string {
 func (*Extent) ProtoMessage() {}
 
 func (x *Extent) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[6]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1409,7 @@ func (x *Extent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extent.ProtoReflect.Descriptor instead.
 func (*Extent) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{6}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Extent) GetId() uint32 {
@@ -1246,7 +1446,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[7]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1458,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[7]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1471,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{7}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Revocation) GetLeaseIds() []uint64 {
@@ -1299,7 +1499,7 @@ type Revoked struct {
 
 func (x *Revoked) Reset() {
 	*x = Revoked{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[8]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1511,7 @@ func (x *Revoked) String() string {
 func (*Revoked) ProtoMessage() {}
 
 func (x *Revoked) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[8]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1524,7 @@ func (x *Revoked) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoked.ProtoReflect.Descriptor instead.
 func (*Revoked) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{8}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Revoked) GetLeaseIds() []uint64 {
@@ -1345,7 +1545,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[9]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1557,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[9]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1570,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{9}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Stopping) GetWithin() *durationpb.Duration {
@@ -1399,7 +1599,7 @@ type RegisterNamespaceRequest struct {
 
 func (x *RegisterNamespaceRequest) Reset() {
 	*x = RegisterNamespaceRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[10]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1611,7 @@ func (x *RegisterNamespaceRequest) String() string {
 func (*RegisterNamespaceRequest) ProtoMessage() {}
 
 func (x *RegisterNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[10]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1624,7 @@ func (x *RegisterNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*RegisterNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{10}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterNamespaceRequest) GetLayout() *Layout {
@@ -1470,7 +1670,7 @@ type RegisterNamespaceResponse struct {
 
 func (x *RegisterNamespaceResponse) Reset() {
 	*x = RegisterNamespaceResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[11]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1682,7 @@ func (x *RegisterNamespaceResponse) String() string {
 func (*RegisterNamespaceResponse) ProtoMessage() {}
 
 func (x *RegisterNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[11]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1695,7 @@ func (x *RegisterNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*RegisterNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegisterNamespaceResponse) GetNamespaceId() []byte {
@@ -1527,14 +1727,16 @@ type LookupRequest struct {
 	// Block names in chain order from the first block, 32 bytes each, at most 65,536.
 	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
 	// Part set that must be present. 0: all parts of the layout.
-	Parts         uint64 `protobuf:"varint,3,opt,name=parts,proto3" json:"parts,omitempty"`
+	Parts uint64 `protobuf:"varint,3,opt,name=parts,proto3" json:"parts,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,4,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LookupRequest) Reset() {
 	*x = LookupRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[12]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1748,7 @@ func (x *LookupRequest) String() string {
 func (*LookupRequest) ProtoMessage() {}
 
 func (x *LookupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[12]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1761,7 @@ func (x *LookupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupRequest.ProtoReflect.Descriptor instead.
 func (*LookupRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LookupRequest) GetNamespaceId() []byte {
@@ -1583,6 +1785,13 @@ func (x *LookupRequest) GetParts() uint64 {
 	return 0
 }
 
+func (x *LookupRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // LookupResponse tells the usable prefix.
 type LookupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1598,7 +1807,7 @@ type LookupResponse struct {
 
 func (x *LookupResponse) Reset() {
 	*x = LookupResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[13]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1819,7 @@ func (x *LookupResponse) String() string {
 func (*LookupResponse) ProtoMessage() {}
 
 func (x *LookupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[13]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1832,7 @@ func (x *LookupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupResponse.ProtoReflect.Descriptor instead.
 func (*LookupResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LookupResponse) GetUsableBlocks() uint32 {
@@ -1674,14 +1883,16 @@ type FetchRequest struct {
 	// Pin the pages of all parts for the group and return an adopt token.
 	ForGroup bool `protobuf:"varint,10,opt,name=for_group,json=forGroup,proto3" json:"for_group,omitempty"`
 	// Position of the first named block in its chain. 0: it is the first.
-	FirstBlock    uint32 `protobuf:"varint,11,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	FirstBlock uint32 `protobuf:"varint,11,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	// Blocks of a session in place of block_names, and of first_block. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,12,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[14]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1904,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[14]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1917,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FetchRequest) GetAttachment() []byte {
@@ -1786,6 +1997,13 @@ func (x *FetchRequest) GetFirstBlock() uint32 {
 	return 0
 }
 
+func (x *FetchRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // FetchResponse is a lease.
 type FetchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1814,7 +2032,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[15]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2044,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[15]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2057,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *FetchResponse) GetLeaseId() uint64 {
@@ -1922,7 +2140,7 @@ type Shortfall struct {
 
 func (x *Shortfall) Reset() {
 	*x = Shortfall{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[16]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2152,7 @@ func (x *Shortfall) String() string {
 func (*Shortfall) ProtoMessage() {}
 
 func (x *Shortfall) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[16]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2165,7 @@ func (x *Shortfall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shortfall.ProtoReflect.Descriptor instead.
 func (*Shortfall) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Shortfall) GetBlock() uint32 {
@@ -1993,7 +2211,7 @@ type AdoptRequest struct {
 
 func (x *AdoptRequest) Reset() {
 	*x = AdoptRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[17]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2223,7 @@ func (x *AdoptRequest) String() string {
 func (*AdoptRequest) ProtoMessage() {}
 
 func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[17]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2236,7 @@ func (x *AdoptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptRequest.ProtoReflect.Descriptor instead.
 func (*AdoptRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{17}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AdoptRequest) GetAttachment() []byte {
@@ -2059,7 +2277,7 @@ type AdoptResponse struct {
 
 func (x *AdoptResponse) Reset() {
 	*x = AdoptResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[18]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2289,7 @@ func (x *AdoptResponse) String() string {
 func (*AdoptResponse) ProtoMessage() {}
 
 func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[18]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2302,7 @@ func (x *AdoptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptResponse.ProtoReflect.Descriptor instead.
 func (*AdoptResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{18}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AdoptResponse) GetLeaseId() uint64 {
@@ -2130,7 +2348,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[19]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2360,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[19]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2373,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{19}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseRequest) GetAttachment() []byte {
@@ -2191,7 +2409,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[20]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2421,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[20]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2434,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{20}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReleaseResponse) GetLost() []uint64 {
@@ -2241,7 +2459,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[21]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2471,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[21]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2484,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{21}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RenewRequest) GetAttachment() []byte {
@@ -2301,7 +2519,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[22]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2531,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[22]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2544,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{22}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewResponse) GetUnknown() []uint64 {
@@ -2372,7 +2590,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[23]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2602,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[23]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2615,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{23}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveRequest) GetAttachment() []byte {
@@ -2497,7 +2715,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[24]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2727,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[24]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2740,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{24}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReserveResponse) GetAttempt() []byte {
@@ -2580,7 +2798,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[25]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2810,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[25]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2823,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{25}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitRequest) GetAttachment() []byte {
@@ -2654,7 +2872,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[26]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2666,7 +2884,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[26]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2679,7 +2897,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{26}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CommitResponse) GetOutcomes() []byte {
@@ -2702,7 +2920,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[27]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2932,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[27]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2945,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{27}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AbortRequest) GetAttachment() []byte {
@@ -2753,7 +2971,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[28]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2983,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[28]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2996,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{28}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{30}
 }
 
 // PrefetchRequest names pages to bring up.
@@ -2797,14 +3015,16 @@ type PrefetchRequest struct {
 	// 0 (least) to 100. Higher goes first.
 	Priority uint32 `protobuf:"varint,6,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Time after which the pages are no longer wanted. 0: 30 s. At most 10 min.
-	Timeout       *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,8,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrefetchRequest) Reset() {
 	*x = PrefetchRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[29]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2816,7 +3036,7 @@ func (x *PrefetchRequest) String() string {
 func (*PrefetchRequest) ProtoMessage() {}
 
 func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[29]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2829,7 +3049,7 @@ func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchRequest.ProtoReflect.Descriptor instead.
 func (*PrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{29}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PrefetchRequest) GetAttachment() []byte {
@@ -2881,6 +3101,13 @@ func (x *PrefetchRequest) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *PrefetchRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // PrefetchResponse is a ticket.
 type PrefetchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2896,7 +3123,7 @@ type PrefetchResponse struct {
 
 func (x *PrefetchResponse) Reset() {
 	*x = PrefetchResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[30]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3135,7 @@ func (x *PrefetchResponse) String() string {
 func (*PrefetchResponse) ProtoMessage() {}
 
 func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[30]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3148,7 @@ func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchResponse.ProtoReflect.Descriptor instead.
 func (*PrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{30}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PrefetchResponse) GetTicket() uint64 {
@@ -2963,7 +3190,7 @@ type PrefetchProgress struct {
 
 func (x *PrefetchProgress) Reset() {
 	*x = PrefetchProgress{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[31]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2975,7 +3202,7 @@ func (x *PrefetchProgress) String() string {
 func (*PrefetchProgress) ProtoMessage() {}
 
 func (x *PrefetchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[31]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2988,7 +3215,7 @@ func (x *PrefetchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchProgress.ProtoReflect.Descriptor instead.
 func (*PrefetchProgress) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{31}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PrefetchProgress) GetTicket() uint64 {
@@ -3032,7 +3259,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[32]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3271,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[32]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3284,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{32}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CancelRequest) GetAttachment() []byte {
@@ -3083,7 +3310,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[33]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3095,7 +3322,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[33]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3108,7 +3335,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{33}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{35}
 }
 
 // Retention says how long blocks are worth keeping.
@@ -3127,7 +3354,7 @@ type Retention struct {
 
 func (x *Retention) Reset() {
 	*x = Retention{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[34]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3366,7 @@ func (x *Retention) String() string {
 func (*Retention) ProtoMessage() {}
 
 func (x *Retention) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[34]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3379,7 @@ func (x *Retention) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retention.ProtoReflect.Descriptor instead.
 func (*Retention) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{34}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Retention) GetPriority() uint32 {
@@ -3184,14 +3411,16 @@ type RetainRequest struct {
 	// Block names, 32 bytes each.
 	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
 	// What to set.
-	Retention     *Retention `protobuf:"bytes,3,opt,name=retention,proto3" json:"retention,omitempty"`
+	Retention *Retention `protobuf:"bytes,3,opt,name=retention,proto3" json:"retention,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,4,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetainRequest) Reset() {
 	*x = RetainRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[35]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3432,7 @@ func (x *RetainRequest) String() string {
 func (*RetainRequest) ProtoMessage() {}
 
 func (x *RetainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[35]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3445,7 @@ func (x *RetainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainRequest.ProtoReflect.Descriptor instead.
 func (*RetainRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{35}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RetainRequest) GetNamespaceId() []byte {
@@ -3240,6 +3469,13 @@ func (x *RetainRequest) GetRetention() *Retention {
 	return nil
 }
 
+func (x *RetainRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // RetainResponse answers per block.
 type RetainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3251,7 +3487,7 @@ type RetainResponse struct {
 
 func (x *RetainResponse) Reset() {
 	*x = RetainResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[36]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3499,7 @@ func (x *RetainResponse) String() string {
 func (*RetainResponse) ProtoMessage() {}
 
 func (x *RetainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[36]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3512,7 @@ func (x *RetainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetainResponse.ProtoReflect.Descriptor instead.
 func (*RetainResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{36}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RetainResponse) GetOutcomes() []byte {
@@ -3294,14 +3530,16 @@ type DemoteRequest struct {
 	// Block names, 32 bytes each.
 	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
 	// Tier they leave. Unspecified: RAM.
-	From          Tier `protobuf:"varint,3,opt,name=from,proto3,enum=kvtier.v1.Tier" json:"from,omitempty"`
+	From Tier `protobuf:"varint,3,opt,name=from,proto3,enum=kvtier.v1.Tier" json:"from,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,4,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DemoteRequest) Reset() {
 	*x = DemoteRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[37]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3313,7 +3551,7 @@ func (x *DemoteRequest) String() string {
 func (*DemoteRequest) ProtoMessage() {}
 
 func (x *DemoteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[37]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3326,7 +3564,7 @@ func (x *DemoteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemoteRequest.ProtoReflect.Descriptor instead.
 func (*DemoteRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{37}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DemoteRequest) GetNamespaceId() []byte {
@@ -3350,6 +3588,13 @@ func (x *DemoteRequest) GetFrom() Tier {
 	return Tier_TIER_UNSPECIFIED
 }
 
+func (x *DemoteRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // DemoteResponse answers per block.
 type DemoteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3361,7 +3606,7 @@ type DemoteResponse struct {
 
 func (x *DemoteResponse) Reset() {
 	*x = DemoteResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[38]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3618,7 @@ func (x *DemoteResponse) String() string {
 func (*DemoteResponse) ProtoMessage() {}
 
 func (x *DemoteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[38]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3631,7 @@ func (x *DemoteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemoteResponse.ProtoReflect.Descriptor instead.
 func (*DemoteResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{38}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DemoteResponse) GetOutcomes() []byte {
@@ -3402,14 +3647,16 @@ type DropRequest struct {
 	// Namespace id, 32 bytes.
 	NamespaceId []byte `protobuf:"bytes,1,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	// Block names, 32 bytes each.
-	BlockNames    []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,3,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DropRequest) Reset() {
 	*x = DropRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[39]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3668,7 @@ func (x *DropRequest) String() string {
 func (*DropRequest) ProtoMessage() {}
 
 func (x *DropRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[39]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3681,7 @@ func (x *DropRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRequest.ProtoReflect.Descriptor instead.
 func (*DropRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{39}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DropRequest) GetNamespaceId() []byte {
@@ -3451,6 +3698,13 @@ func (x *DropRequest) GetBlockNames() []byte {
 	return nil
 }
 
+func (x *DropRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // DropResponse answers per block.
 type DropResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3462,7 +3716,7 @@ type DropResponse struct {
 
 func (x *DropResponse) Reset() {
 	*x = DropResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[40]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3474,7 +3728,7 @@ func (x *DropResponse) String() string {
 func (*DropResponse) ProtoMessage() {}
 
 func (x *DropResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[40]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3487,7 +3741,7 @@ func (x *DropResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropResponse.ProtoReflect.Descriptor instead.
 func (*DropResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{40}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DropResponse) GetOutcomes() []byte {
@@ -3505,14 +3759,16 @@ type PinRequest struct {
 	// Block names, 32 bytes each.
 	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
 	// For how long. 0: unpin. At most 24 h.
-	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Blocks of a session in place of block_names. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,4,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[41]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3780,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[41]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3793,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{41}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PinRequest) GetNamespaceId() []byte {
@@ -3561,6 +3817,13 @@ func (x *PinRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *PinRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // PinResponse answers per block.
 type PinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3572,7 +3835,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[42]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3847,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[42]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3860,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{42}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PinResponse) GetOutcomes() []byte {
@@ -3619,14 +3882,16 @@ type ReadPagesRequest struct {
 	// Which blocks.
 	Mode FetchMode `protobuf:"varint,4,opt,name=mode,proto3,enum=kvtier.v1.FetchMode" json:"mode,omitempty"`
 	// Position of the first named block in its chain. 0: it is the first.
-	FirstBlock    uint32 `protobuf:"varint,5,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	FirstBlock uint32 `protobuf:"varint,5,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	// Blocks of a session in place of block_names, and of first_block. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,6,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadPagesRequest) Reset() {
 	*x = ReadPagesRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[43]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3903,7 @@ func (x *ReadPagesRequest) String() string {
 func (*ReadPagesRequest) ProtoMessage() {}
 
 func (x *ReadPagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[43]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3916,7 @@ func (x *ReadPagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPagesRequest.ProtoReflect.Descriptor instead.
 func (*ReadPagesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{43}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReadPagesRequest) GetNamespaceId() []byte {
@@ -3689,6 +3954,13 @@ func (x *ReadPagesRequest) GetFirstBlock() uint32 {
 	return 0
 }
 
+func (x *ReadPagesRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // ReadPagesResponse is the decision (first message) or a piece of a page.
 type ReadPagesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3705,7 +3977,7 @@ type ReadPagesResponse struct {
 
 func (x *ReadPagesResponse) Reset() {
 	*x = ReadPagesResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[44]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3989,7 @@ func (x *ReadPagesResponse) String() string {
 func (*ReadPagesResponse) ProtoMessage() {}
 
 func (x *ReadPagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[44]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +4002,7 @@ func (x *ReadPagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPagesResponse.ProtoReflect.Descriptor instead.
 func (*ReadPagesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{44}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReadPagesResponse) GetMessage() isReadPagesResponse_Message {
@@ -3795,7 +4067,7 @@ type ReadPagesHeader struct {
 
 func (x *ReadPagesHeader) Reset() {
 	*x = ReadPagesHeader{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[45]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +4079,7 @@ func (x *ReadPagesHeader) String() string {
 func (*ReadPagesHeader) ProtoMessage() {}
 
 func (x *ReadPagesHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[45]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +4092,7 @@ func (x *ReadPagesHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadPagesHeader.ProtoReflect.Descriptor instead.
 func (*ReadPagesHeader) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{45}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReadPagesHeader) GetUsableBlocks() uint32 {
@@ -3879,7 +4151,7 @@ type PageChunk struct {
 
 func (x *PageChunk) Reset() {
 	*x = PageChunk{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[46]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4163,7 @@ func (x *PageChunk) String() string {
 func (*PageChunk) ProtoMessage() {}
 
 func (x *PageChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[46]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +4176,7 @@ func (x *PageChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageChunk.ProtoReflect.Descriptor instead.
 func (*PageChunk) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{46}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PageChunk) GetBlock() uint32 {
@@ -3965,7 +4237,7 @@ type WritePagesRequest struct {
 
 func (x *WritePagesRequest) Reset() {
 	*x = WritePagesRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[47]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3977,7 +4249,7 @@ func (x *WritePagesRequest) String() string {
 func (*WritePagesRequest) ProtoMessage() {}
 
 func (x *WritePagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[47]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3990,7 +4262,7 @@ func (x *WritePagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePagesRequest.ProtoReflect.Descriptor instead.
 func (*WritePagesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{47}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WritePagesRequest) GetMessage() isWritePagesRequest_Message {
@@ -4057,7 +4329,7 @@ type WritePagesHeader struct {
 
 func (x *WritePagesHeader) Reset() {
 	*x = WritePagesHeader{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[48]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4341,7 @@ func (x *WritePagesHeader) String() string {
 func (*WritePagesHeader) ProtoMessage() {}
 
 func (x *WritePagesHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[48]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4354,7 @@ func (x *WritePagesHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePagesHeader.ProtoReflect.Descriptor instead.
 func (*WritePagesHeader) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{48}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WritePagesHeader) GetNamespaceId() []byte {
@@ -4138,7 +4410,7 @@ type WritePagesResponse struct {
 
 func (x *WritePagesResponse) Reset() {
 	*x = WritePagesResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[49]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4422,7 @@ func (x *WritePagesResponse) String() string {
 func (*WritePagesResponse) ProtoMessage() {}
 
 func (x *WritePagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[49]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4435,7 @@ func (x *WritePagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WritePagesResponse.ProtoReflect.Descriptor instead.
 func (*WritePagesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{49}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WritePagesResponse) GetOutcomes() []byte {
@@ -4193,7 +4465,7 @@ type RegisterRegionRequest struct {
 
 func (x *RegisterRegionRequest) Reset() {
 	*x = RegisterRegionRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4477,7 @@ func (x *RegisterRegionRequest) String() string {
 func (*RegisterRegionRequest) ProtoMessage() {}
 
 func (x *RegisterRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[50]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4490,7 @@ func (x *RegisterRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRegionRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRegionRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{50}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RegisterRegionRequest) GetAttachment() []byte {
@@ -4276,7 +4548,7 @@ type RegionPart struct {
 
 func (x *RegionPart) Reset() {
 	*x = RegionPart{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4288,7 +4560,7 @@ func (x *RegionPart) String() string {
 func (*RegionPart) ProtoMessage() {}
 
 func (x *RegionPart) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[51]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4301,7 +4573,7 @@ func (x *RegionPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegionPart.ProtoReflect.Descriptor instead.
 func (*RegionPart) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{51}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RegionPart) GetPart() uint32 {
@@ -4350,7 +4622,7 @@ type RegisterRegionResponse struct {
 
 func (x *RegisterRegionResponse) Reset() {
 	*x = RegisterRegionResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4362,7 +4634,7 @@ func (x *RegisterRegionResponse) String() string {
 func (*RegisterRegionResponse) ProtoMessage() {}
 
 func (x *RegisterRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[52]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4375,7 +4647,7 @@ func (x *RegisterRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRegionResponse.ProtoReflect.Descriptor instead.
 func (*RegisterRegionResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{52}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RegisterRegionResponse) GetRegionId() uint32 {
@@ -4398,7 +4670,7 @@ type DropRegionRequest struct {
 
 func (x *DropRegionRequest) Reset() {
 	*x = DropRegionRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4410,7 +4682,7 @@ func (x *DropRegionRequest) String() string {
 func (*DropRegionRequest) ProtoMessage() {}
 
 func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[53]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4423,7 +4695,7 @@ func (x *DropRegionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionRequest.ProtoReflect.Descriptor instead.
 func (*DropRegionRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DropRegionRequest) GetAttachment() []byte {
@@ -4449,7 +4721,7 @@ type DropRegionResponse struct {
 
 func (x *DropRegionResponse) Reset() {
 	*x = DropRegionResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4733,7 @@ func (x *DropRegionResponse) String() string {
 func (*DropRegionResponse) ProtoMessage() {}
 
 func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[54]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4746,7 @@ func (x *DropRegionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropRegionResponse.ProtoReflect.Descriptor instead.
 func (*DropRegionResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{56}
 }
 
 // FetchIntoRequest asks for pages in an engine's own memory.
@@ -4496,14 +4768,16 @@ type FetchIntoRequest struct {
 	RegionBlocks []byte `protobuf:"bytes,7,opt,name=region_blocks,json=regionBlocks,proto3" json:"region_blocks,omitempty"`
 	// Time that the node may take to bring pages up. 0: only what is in RAM or on the
 	// device now.
-	Timeout       *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,8,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Blocks of a session in place of block_names, and of first_block. Absent: block_names is read.
+	SessionRange  *SessionRange `protobuf:"bytes,9,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FetchIntoRequest) Reset() {
 	*x = FetchIntoRequest{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4789,7 @@ func (x *FetchIntoRequest) String() string {
 func (*FetchIntoRequest) ProtoMessage() {}
 
 func (x *FetchIntoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[55]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4802,7 @@ func (x *FetchIntoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchIntoRequest.ProtoReflect.Descriptor instead.
 func (*FetchIntoRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *FetchIntoRequest) GetAttachment() []byte {
@@ -4587,6 +4861,13 @@ func (x *FetchIntoRequest) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *FetchIntoRequest) GetSessionRange() *SessionRange {
+	if x != nil {
+		return x.SessionRange
+	}
+	return nil
+}
+
 // FetchIntoResponse tells what was copied.
 type FetchIntoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4605,7 +4886,7 @@ type FetchIntoResponse struct {
 
 func (x *FetchIntoResponse) Reset() {
 	*x = FetchIntoResponse{}
-	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +4898,7 @@ func (x *FetchIntoResponse) String() string {
 func (*FetchIntoResponse) ProtoMessage() {}
 
 func (x *FetchIntoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_pages_proto_msgTypes[56]
+	mi := &file_kvtier_v1_pages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +4911,7 @@ func (x *FetchIntoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchIntoResponse.ProtoReflect.Descriptor instead.
 func (*FetchIntoResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_v1_pages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FetchIntoResponse) GetUsableBlocks() uint32 {
@@ -4665,7 +4946,7 @@ var File_kvtier_v1_pages_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15kvtier/v1/types.proto\"\x8e\x03\n" +
+	"\x15kvtier/v1/pages.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19kvtier/v1/directory.proto\x1a\x15kvtier/v1/types.proto\"\x8e\x03\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12(\n" +
@@ -4689,7 +4970,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\vdevice_pool\x18\t \x01(\bR\n" +
 	"devicePool\x12#\n" +
 	"\rworking_bytes\x18\n" +
-	" \x01(\x04R\fworkingBytes\"\x81\x05\n" +
+	" \x01(\x04R\fworkingBytes\"\xb6\x05\n" +
 	"\x0eAttachResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12.\n" +
@@ -4706,8 +4987,24 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\bprefetch\x18\n" +
 	" \x01(\v2\x1b.kvtier.v1.PrefetchProgressH\x00R\bprefetch\x121\n" +
 	"\bstopping\x18\v \x01(\v2\x13.kvtier.v1.StoppingH\x00R\bstopping\x120\n" +
-	"\x05abort\x18\f \x01(\v2\x18.kvtier.v1.AbortResponseH\x00R\x05abortB\t\n" +
-	"\amessage\"\xc3\x03\n" +
+	"\x05abort\x18\f \x01(\v2\x18.kvtier.v1.AbortResponseH\x00R\x05abort\x123\n" +
+	"\asession\x18\r \x01(\v2\x17.kvtier.v1.SessionEventH\x00R\asessionB\t\n" +
+	"\amessage\"\x84\x02\n" +
+	"\fSessionEvent\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04gone\x18\x03 \x01(\bR\x04gone\x12-\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x17.kvtier.v1.SessionStateR\x05state\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\fR\x05owner\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06target\x18\a \x01(\fR\x06target\x12\x16\n" +
+	"\x06blocks\x18\b \x01(\x04R\x06blocks\x12#\n" +
+	"\rowner_address\x18\t \x01(\tR\fownerAddress\"b\n" +
+	"\fSessionRange\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x1d\n" +
+	"\n" +
+	"from_block\x18\x02 \x01(\x04R\tfromBlock\x12\x19\n" +
+	"\bto_block\x18\x03 \x01(\x04R\atoBlock\"\xc3\x03\n" +
 	"\aWelcome\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4759,16 +5056,17 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x19RegisterNamespaceResponse\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12%\n" +
 	"\x0estaging_extent\x18\x02 \x01(\rR\rstagingExtent\x12#\n" +
-	"\rstaging_bytes\x18\x03 \x01(\x04R\fstagingBytes\"i\n" +
+	"\rstaging_bytes\x18\x03 \x01(\x04R\fstagingBytes\"\xa7\x01\n" +
 	"\rLookupRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
 	"blockNames\x12\x14\n" +
-	"\x05parts\x18\x03 \x01(\x04R\x05parts\"p\n" +
+	"\x05parts\x18\x03 \x01(\x04R\x05parts\x12<\n" +
+	"\rsession_range\x18\x04 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"p\n" +
 	"\x0eLookupResponse\x12#\n" +
 	"\rusable_blocks\x18\x01 \x01(\rR\fusableBlocks\x12#\n" +
 	"\rusable_tokens\x18\x02 \x01(\x04R\fusableTokens\x12\x14\n" +
-	"\x05tiers\x18\x03 \x01(\fR\x05tiers\"\xb2\x03\n" +
+	"\x05tiers\x18\x03 \x01(\fR\x05tiers\"\xf0\x03\n" +
 	"\fFetchRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4786,7 +5084,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\tfor_group\x18\n" +
 	" \x01(\bR\bforGroup\x12\x1f\n" +
 	"\vfirst_block\x18\v \x01(\rR\n" +
-	"firstBlock\"\xc5\x02\n" +
+	"firstBlock\x12<\n" +
+	"\rsession_range\x18\f \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"\xc5\x02\n" +
 	"\rFetchResponse\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\x04R\aleaseId\x12#\n" +
 	"\rusable_blocks\x18\x02 \x01(\rR\fusableBlocks\x12#\n" +
@@ -4872,7 +5171,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"attachment\x18\x01 \x01(\fR\n" +
 	"attachment\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\fR\aattempt\"\x0f\n" +
-	"\rAbortResponse\"\x81\x02\n" +
+	"\rAbortResponse\"\xbf\x02\n" +
 	"\x0fPrefetchRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -4883,7 +5182,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05parts\x18\x04 \x01(\x04R\x05parts\x12#\n" +
 	"\x04tier\x18\x05 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bpriority\x18\x06 \x01(\rR\bpriority\x123\n" +
-	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\"z\n" +
+	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
+	"\rsession_range\x18\b \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"z\n" +
 	"\x10PrefetchResponse\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\x04R\x06ticket\x12'\n" +
 	"\x0fadmitted_blocks\x18\x02 \x01(\rR\x0eadmittedBlocks\x12%\n" +
@@ -4902,35 +5202,39 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\tRetention\x12\x1a\n" +
 	"\bpriority\x18\x01 \x01(\rR\bpriority\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12$\n" +
-	"\x0erefresh_on_hit\x18\x03 \x01(\bR\frefreshOnHit\"\x87\x01\n" +
+	"\x0erefresh_on_hit\x18\x03 \x01(\bR\frefreshOnHit\"\xc5\x01\n" +
 	"\rRetainRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
 	"blockNames\x122\n" +
-	"\tretention\x18\x03 \x01(\v2\x14.kvtier.v1.RetentionR\tretention\",\n" +
+	"\tretention\x18\x03 \x01(\v2\x14.kvtier.v1.RetentionR\tretention\x12<\n" +
+	"\rsession_range\x18\x04 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\",\n" +
 	"\x0eRetainResponse\x12\x1a\n" +
-	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"x\n" +
+	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\xb6\x01\n" +
 	"\rDemoteRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
 	"blockNames\x12#\n" +
-	"\x04from\x18\x03 \x01(\x0e2\x0f.kvtier.v1.TierR\x04from\",\n" +
+	"\x04from\x18\x03 \x01(\x0e2\x0f.kvtier.v1.TierR\x04from\x12<\n" +
+	"\rsession_range\x18\x04 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\",\n" +
 	"\x0eDemoteResponse\x12\x1a\n" +
-	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"Q\n" +
+	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\x8f\x01\n" +
 	"\vDropRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
-	"blockNames\"*\n" +
+	"blockNames\x12<\n" +
+	"\rsession_range\x18\x03 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"*\n" +
 	"\fDropResponse\x12\x1a\n" +
-	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"}\n" +
+	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\xbb\x01\n" +
 	"\n" +
 	"PinRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
 	"blockNames\x12+\n" +
-	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\")\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12<\n" +
+	"\rsession_range\x18\x04 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\")\n" +
 	"\vPinResponse\x12\x1a\n" +
-	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\xb7\x01\n" +
+	"\boutcomes\x18\x01 \x01(\fR\boutcomes\"\xf5\x01\n" +
 	"\x10ReadPagesRequest\x12!\n" +
 	"\fnamespace_id\x18\x01 \x01(\fR\vnamespaceId\x12\x1f\n" +
 	"\vblock_names\x18\x02 \x01(\fR\n" +
@@ -4938,7 +5242,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05parts\x18\x03 \x01(\x04R\x05parts\x12(\n" +
 	"\x04mode\x18\x04 \x01(\x0e2\x14.kvtier.v1.FetchModeR\x04mode\x12\x1f\n" +
 	"\vfirst_block\x18\x05 \x01(\rR\n" +
-	"firstBlock\"\x82\x01\n" +
+	"firstBlock\x12<\n" +
+	"\rsession_range\x18\x06 \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"\x82\x01\n" +
 	"\x11ReadPagesResponse\x124\n" +
 	"\x06header\x18\x01 \x01(\v2\x1a.kvtier.v1.ReadPagesHeaderH\x00R\x06header\x12,\n" +
 	"\x05chunk\x18\x02 \x01(\v2\x14.kvtier.v1.PageChunkH\x00R\x05chunkB\t\n" +
@@ -4996,7 +5301,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"attachment\x18\x01 \x01(\fR\n" +
 	"attachment\x12\x1b\n" +
 	"\tregion_id\x18\x02 \x01(\rR\bregionId\"\x14\n" +
-	"\x12DropRegionResponse\"\xa4\x02\n" +
+	"\x12DropRegionResponse\"\xe2\x02\n" +
 	"\x10FetchIntoRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -5009,7 +5314,8 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x05parts\x18\x05 \x01(\x04R\x05parts\x12\x1b\n" +
 	"\tregion_id\x18\x06 \x01(\rR\bregionId\x12#\n" +
 	"\rregion_blocks\x18\a \x01(\fR\fregionBlocks\x123\n" +
-	"\atimeout\x18\b \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xa9\x01\n" +
+	"\atimeout\x18\b \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
+	"\rsession_range\x18\t \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"\xa9\x01\n" +
 	"\x11FetchIntoResponse\x12#\n" +
 	"\rusable_blocks\x18\x01 \x01(\rR\fusableBlocks\x12#\n" +
 	"\rusable_tokens\x18\x02 \x01(\x04R\fusableTokens\x12\x14\n" +
@@ -5086,7 +5392,7 @@ func file_kvtier_v1_pages_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_v1_pages_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvtier_v1_pages_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_kvtier_v1_pages_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_kvtier_v1_pages_proto_goTypes = []any{
 	(RevocationReason)(0),             // 0: kvtier.v1.RevocationReason
 	(FetchMode)(0),                    // 1: kvtier.v1.FetchMode
@@ -5095,170 +5401,184 @@ var file_kvtier_v1_pages_proto_goTypes = []any{
 	(*AttachRequest)(nil),             // 4: kvtier.v1.AttachRequest
 	(*Hello)(nil),                     // 5: kvtier.v1.Hello
 	(*AttachResponse)(nil),            // 6: kvtier.v1.AttachResponse
-	(*Welcome)(nil),                   // 7: kvtier.v1.Welcome
-	(*Arena)(nil),                     // 8: kvtier.v1.Arena
-	(*ExtentsAdded)(nil),              // 9: kvtier.v1.ExtentsAdded
-	(*Extent)(nil),                    // 10: kvtier.v1.Extent
-	(*Revocation)(nil),                // 11: kvtier.v1.Revocation
-	(*Revoked)(nil),                   // 12: kvtier.v1.Revoked
-	(*Stopping)(nil),                  // 13: kvtier.v1.Stopping
-	(*RegisterNamespaceRequest)(nil),  // 14: kvtier.v1.RegisterNamespaceRequest
-	(*RegisterNamespaceResponse)(nil), // 15: kvtier.v1.RegisterNamespaceResponse
-	(*LookupRequest)(nil),             // 16: kvtier.v1.LookupRequest
-	(*LookupResponse)(nil),            // 17: kvtier.v1.LookupResponse
-	(*FetchRequest)(nil),              // 18: kvtier.v1.FetchRequest
-	(*FetchResponse)(nil),             // 19: kvtier.v1.FetchResponse
-	(*Shortfall)(nil),                 // 20: kvtier.v1.Shortfall
-	(*AdoptRequest)(nil),              // 21: kvtier.v1.AdoptRequest
-	(*AdoptResponse)(nil),             // 22: kvtier.v1.AdoptResponse
-	(*ReleaseRequest)(nil),            // 23: kvtier.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),           // 24: kvtier.v1.ReleaseResponse
-	(*RenewRequest)(nil),              // 25: kvtier.v1.RenewRequest
-	(*RenewResponse)(nil),             // 26: kvtier.v1.RenewResponse
-	(*ReserveRequest)(nil),            // 27: kvtier.v1.ReserveRequest
-	(*ReserveResponse)(nil),           // 28: kvtier.v1.ReserveResponse
-	(*CommitRequest)(nil),             // 29: kvtier.v1.CommitRequest
-	(*CommitResponse)(nil),            // 30: kvtier.v1.CommitResponse
-	(*AbortRequest)(nil),              // 31: kvtier.v1.AbortRequest
-	(*AbortResponse)(nil),             // 32: kvtier.v1.AbortResponse
-	(*PrefetchRequest)(nil),           // 33: kvtier.v1.PrefetchRequest
-	(*PrefetchResponse)(nil),          // 34: kvtier.v1.PrefetchResponse
-	(*PrefetchProgress)(nil),          // 35: kvtier.v1.PrefetchProgress
-	(*CancelRequest)(nil),             // 36: kvtier.v1.CancelRequest
-	(*CancelResponse)(nil),            // 37: kvtier.v1.CancelResponse
-	(*Retention)(nil),                 // 38: kvtier.v1.Retention
-	(*RetainRequest)(nil),             // 39: kvtier.v1.RetainRequest
-	(*RetainResponse)(nil),            // 40: kvtier.v1.RetainResponse
-	(*DemoteRequest)(nil),             // 41: kvtier.v1.DemoteRequest
-	(*DemoteResponse)(nil),            // 42: kvtier.v1.DemoteResponse
-	(*DropRequest)(nil),               // 43: kvtier.v1.DropRequest
-	(*DropResponse)(nil),              // 44: kvtier.v1.DropResponse
-	(*PinRequest)(nil),                // 45: kvtier.v1.PinRequest
-	(*PinResponse)(nil),               // 46: kvtier.v1.PinResponse
-	(*ReadPagesRequest)(nil),          // 47: kvtier.v1.ReadPagesRequest
-	(*ReadPagesResponse)(nil),         // 48: kvtier.v1.ReadPagesResponse
-	(*ReadPagesHeader)(nil),           // 49: kvtier.v1.ReadPagesHeader
-	(*PageChunk)(nil),                 // 50: kvtier.v1.PageChunk
-	(*WritePagesRequest)(nil),         // 51: kvtier.v1.WritePagesRequest
-	(*WritePagesHeader)(nil),          // 52: kvtier.v1.WritePagesHeader
-	(*WritePagesResponse)(nil),        // 53: kvtier.v1.WritePagesResponse
-	(*RegisterRegionRequest)(nil),     // 54: kvtier.v1.RegisterRegionRequest
-	(*RegionPart)(nil),                // 55: kvtier.v1.RegionPart
-	(*RegisterRegionResponse)(nil),    // 56: kvtier.v1.RegisterRegionResponse
-	(*DropRegionRequest)(nil),         // 57: kvtier.v1.DropRegionRequest
-	(*DropRegionResponse)(nil),        // 58: kvtier.v1.DropRegionResponse
-	(*FetchIntoRequest)(nil),          // 59: kvtier.v1.FetchIntoRequest
-	(*FetchIntoResponse)(nil),         // 60: kvtier.v1.FetchIntoResponse
-	(*ErrorDetail)(nil),               // 61: kvtier.v1.ErrorDetail
-	(*durationpb.Duration)(nil),       // 62: google.protobuf.Duration
-	(Tier)(0),                         // 63: kvtier.v1.Tier
-	(*Layout)(nil),                    // 64: kvtier.v1.Layout
-	(Reason)(0),                       // 65: kvtier.v1.Reason
+	(*SessionEvent)(nil),              // 7: kvtier.v1.SessionEvent
+	(*SessionRange)(nil),              // 8: kvtier.v1.SessionRange
+	(*Welcome)(nil),                   // 9: kvtier.v1.Welcome
+	(*Arena)(nil),                     // 10: kvtier.v1.Arena
+	(*ExtentsAdded)(nil),              // 11: kvtier.v1.ExtentsAdded
+	(*Extent)(nil),                    // 12: kvtier.v1.Extent
+	(*Revocation)(nil),                // 13: kvtier.v1.Revocation
+	(*Revoked)(nil),                   // 14: kvtier.v1.Revoked
+	(*Stopping)(nil),                  // 15: kvtier.v1.Stopping
+	(*RegisterNamespaceRequest)(nil),  // 16: kvtier.v1.RegisterNamespaceRequest
+	(*RegisterNamespaceResponse)(nil), // 17: kvtier.v1.RegisterNamespaceResponse
+	(*LookupRequest)(nil),             // 18: kvtier.v1.LookupRequest
+	(*LookupResponse)(nil),            // 19: kvtier.v1.LookupResponse
+	(*FetchRequest)(nil),              // 20: kvtier.v1.FetchRequest
+	(*FetchResponse)(nil),             // 21: kvtier.v1.FetchResponse
+	(*Shortfall)(nil),                 // 22: kvtier.v1.Shortfall
+	(*AdoptRequest)(nil),              // 23: kvtier.v1.AdoptRequest
+	(*AdoptResponse)(nil),             // 24: kvtier.v1.AdoptResponse
+	(*ReleaseRequest)(nil),            // 25: kvtier.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),           // 26: kvtier.v1.ReleaseResponse
+	(*RenewRequest)(nil),              // 27: kvtier.v1.RenewRequest
+	(*RenewResponse)(nil),             // 28: kvtier.v1.RenewResponse
+	(*ReserveRequest)(nil),            // 29: kvtier.v1.ReserveRequest
+	(*ReserveResponse)(nil),           // 30: kvtier.v1.ReserveResponse
+	(*CommitRequest)(nil),             // 31: kvtier.v1.CommitRequest
+	(*CommitResponse)(nil),            // 32: kvtier.v1.CommitResponse
+	(*AbortRequest)(nil),              // 33: kvtier.v1.AbortRequest
+	(*AbortResponse)(nil),             // 34: kvtier.v1.AbortResponse
+	(*PrefetchRequest)(nil),           // 35: kvtier.v1.PrefetchRequest
+	(*PrefetchResponse)(nil),          // 36: kvtier.v1.PrefetchResponse
+	(*PrefetchProgress)(nil),          // 37: kvtier.v1.PrefetchProgress
+	(*CancelRequest)(nil),             // 38: kvtier.v1.CancelRequest
+	(*CancelResponse)(nil),            // 39: kvtier.v1.CancelResponse
+	(*Retention)(nil),                 // 40: kvtier.v1.Retention
+	(*RetainRequest)(nil),             // 41: kvtier.v1.RetainRequest
+	(*RetainResponse)(nil),            // 42: kvtier.v1.RetainResponse
+	(*DemoteRequest)(nil),             // 43: kvtier.v1.DemoteRequest
+	(*DemoteResponse)(nil),            // 44: kvtier.v1.DemoteResponse
+	(*DropRequest)(nil),               // 45: kvtier.v1.DropRequest
+	(*DropResponse)(nil),              // 46: kvtier.v1.DropResponse
+	(*PinRequest)(nil),                // 47: kvtier.v1.PinRequest
+	(*PinResponse)(nil),               // 48: kvtier.v1.PinResponse
+	(*ReadPagesRequest)(nil),          // 49: kvtier.v1.ReadPagesRequest
+	(*ReadPagesResponse)(nil),         // 50: kvtier.v1.ReadPagesResponse
+	(*ReadPagesHeader)(nil),           // 51: kvtier.v1.ReadPagesHeader
+	(*PageChunk)(nil),                 // 52: kvtier.v1.PageChunk
+	(*WritePagesRequest)(nil),         // 53: kvtier.v1.WritePagesRequest
+	(*WritePagesHeader)(nil),          // 54: kvtier.v1.WritePagesHeader
+	(*WritePagesResponse)(nil),        // 55: kvtier.v1.WritePagesResponse
+	(*RegisterRegionRequest)(nil),     // 56: kvtier.v1.RegisterRegionRequest
+	(*RegionPart)(nil),                // 57: kvtier.v1.RegionPart
+	(*RegisterRegionResponse)(nil),    // 58: kvtier.v1.RegisterRegionResponse
+	(*DropRegionRequest)(nil),         // 59: kvtier.v1.DropRegionRequest
+	(*DropRegionResponse)(nil),        // 60: kvtier.v1.DropRegionResponse
+	(*FetchIntoRequest)(nil),          // 61: kvtier.v1.FetchIntoRequest
+	(*FetchIntoResponse)(nil),         // 62: kvtier.v1.FetchIntoResponse
+	(*ErrorDetail)(nil),               // 63: kvtier.v1.ErrorDetail
+	(SessionState)(0),                 // 64: kvtier.v1.SessionState
+	(*durationpb.Duration)(nil),       // 65: google.protobuf.Duration
+	(Tier)(0),                         // 66: kvtier.v1.Tier
+	(*Layout)(nil),                    // 67: kvtier.v1.Layout
+	(Reason)(0),                       // 68: kvtier.v1.Reason
 }
 var file_kvtier_v1_pages_proto_depIdxs = []int32{
 	5,  // 0: kvtier.v1.AttachRequest.hello:type_name -> kvtier.v1.Hello
-	18, // 1: kvtier.v1.AttachRequest.fetch:type_name -> kvtier.v1.FetchRequest
-	21, // 2: kvtier.v1.AttachRequest.adopt:type_name -> kvtier.v1.AdoptRequest
-	23, // 3: kvtier.v1.AttachRequest.release:type_name -> kvtier.v1.ReleaseRequest
-	25, // 4: kvtier.v1.AttachRequest.renew:type_name -> kvtier.v1.RenewRequest
-	12, // 5: kvtier.v1.AttachRequest.revoked:type_name -> kvtier.v1.Revoked
-	31, // 6: kvtier.v1.AttachRequest.abort:type_name -> kvtier.v1.AbortRequest
-	7,  // 7: kvtier.v1.AttachResponse.welcome:type_name -> kvtier.v1.Welcome
-	19, // 8: kvtier.v1.AttachResponse.fetch:type_name -> kvtier.v1.FetchResponse
-	22, // 9: kvtier.v1.AttachResponse.adopt:type_name -> kvtier.v1.AdoptResponse
-	24, // 10: kvtier.v1.AttachResponse.release:type_name -> kvtier.v1.ReleaseResponse
-	26, // 11: kvtier.v1.AttachResponse.renew:type_name -> kvtier.v1.RenewResponse
-	61, // 12: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
-	9,  // 13: kvtier.v1.AttachResponse.extents_added:type_name -> kvtier.v1.ExtentsAdded
-	11, // 14: kvtier.v1.AttachResponse.revocation:type_name -> kvtier.v1.Revocation
-	35, // 15: kvtier.v1.AttachResponse.prefetch:type_name -> kvtier.v1.PrefetchProgress
-	13, // 16: kvtier.v1.AttachResponse.stopping:type_name -> kvtier.v1.Stopping
-	32, // 17: kvtier.v1.AttachResponse.abort:type_name -> kvtier.v1.AbortResponse
-	8,  // 18: kvtier.v1.Welcome.arenas:type_name -> kvtier.v1.Arena
-	62, // 19: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
-	63, // 20: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
-	10, // 21: kvtier.v1.ExtentsAdded.extents:type_name -> kvtier.v1.Extent
-	0,  // 22: kvtier.v1.Revocation.reason:type_name -> kvtier.v1.RevocationReason
-	62, // 23: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
-	64, // 24: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
-	1,  // 25: kvtier.v1.FetchRequest.mode:type_name -> kvtier.v1.FetchMode
-	63, // 26: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
-	62, // 27: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
-	62, // 28: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
-	20, // 29: kvtier.v1.FetchResponse.shortfalls:type_name -> kvtier.v1.Shortfall
-	62, // 30: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
-	65, // 31: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
-	62, // 32: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
-	62, // 33: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
-	62, // 34: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
-	62, // 35: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
-	63, // 36: kvtier.v1.ReserveRequest.tier:type_name -> kvtier.v1.Tier
-	62, // 37: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
-	38, // 38: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
-	63, // 39: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
-	62, // 40: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
-	65, // 41: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
-	62, // 42: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
-	38, // 43: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
-	63, // 44: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
-	62, // 45: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
-	1,  // 46: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
-	49, // 47: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
-	50, // 48: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
-	20, // 49: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
-	52, // 50: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
-	50, // 51: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
-	38, // 52: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
-	55, // 53: kvtier.v1.RegisterRegionRequest.parts:type_name -> kvtier.v1.RegionPart
-	62, // 54: kvtier.v1.FetchIntoRequest.timeout:type_name -> google.protobuf.Duration
-	20, // 55: kvtier.v1.FetchIntoResponse.shortfalls:type_name -> kvtier.v1.Shortfall
-	4,  // 56: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
-	14, // 57: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
-	16, // 58: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
-	18, // 59: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
-	21, // 60: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
-	23, // 61: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
-	25, // 62: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
-	27, // 63: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
-	29, // 64: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
-	31, // 65: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
-	33, // 66: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	36, // 67: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
-	39, // 68: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
-	41, // 69: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
-	43, // 70: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
-	45, // 71: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
-	47, // 72: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
-	51, // 73: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
-	54, // 74: kvtier.v1.PagesService.RegisterRegion:input_type -> kvtier.v1.RegisterRegionRequest
-	57, // 75: kvtier.v1.PagesService.DropRegion:input_type -> kvtier.v1.DropRegionRequest
-	59, // 76: kvtier.v1.PagesService.FetchInto:input_type -> kvtier.v1.FetchIntoRequest
-	6,  // 77: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
-	15, // 78: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
-	17, // 79: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
-	19, // 80: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
-	22, // 81: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
-	24, // 82: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
-	26, // 83: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
-	28, // 84: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
-	30, // 85: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
-	32, // 86: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
-	34, // 87: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	37, // 88: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
-	40, // 89: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
-	42, // 90: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
-	44, // 91: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
-	46, // 92: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
-	48, // 93: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
-	53, // 94: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
-	56, // 95: kvtier.v1.PagesService.RegisterRegion:output_type -> kvtier.v1.RegisterRegionResponse
-	58, // 96: kvtier.v1.PagesService.DropRegion:output_type -> kvtier.v1.DropRegionResponse
-	60, // 97: kvtier.v1.PagesService.FetchInto:output_type -> kvtier.v1.FetchIntoResponse
-	77, // [77:98] is the sub-list for method output_type
-	56, // [56:77] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	20, // 1: kvtier.v1.AttachRequest.fetch:type_name -> kvtier.v1.FetchRequest
+	23, // 2: kvtier.v1.AttachRequest.adopt:type_name -> kvtier.v1.AdoptRequest
+	25, // 3: kvtier.v1.AttachRequest.release:type_name -> kvtier.v1.ReleaseRequest
+	27, // 4: kvtier.v1.AttachRequest.renew:type_name -> kvtier.v1.RenewRequest
+	14, // 5: kvtier.v1.AttachRequest.revoked:type_name -> kvtier.v1.Revoked
+	33, // 6: kvtier.v1.AttachRequest.abort:type_name -> kvtier.v1.AbortRequest
+	9,  // 7: kvtier.v1.AttachResponse.welcome:type_name -> kvtier.v1.Welcome
+	21, // 8: kvtier.v1.AttachResponse.fetch:type_name -> kvtier.v1.FetchResponse
+	24, // 9: kvtier.v1.AttachResponse.adopt:type_name -> kvtier.v1.AdoptResponse
+	26, // 10: kvtier.v1.AttachResponse.release:type_name -> kvtier.v1.ReleaseResponse
+	28, // 11: kvtier.v1.AttachResponse.renew:type_name -> kvtier.v1.RenewResponse
+	63, // 12: kvtier.v1.AttachResponse.error:type_name -> kvtier.v1.ErrorDetail
+	11, // 13: kvtier.v1.AttachResponse.extents_added:type_name -> kvtier.v1.ExtentsAdded
+	13, // 14: kvtier.v1.AttachResponse.revocation:type_name -> kvtier.v1.Revocation
+	37, // 15: kvtier.v1.AttachResponse.prefetch:type_name -> kvtier.v1.PrefetchProgress
+	15, // 16: kvtier.v1.AttachResponse.stopping:type_name -> kvtier.v1.Stopping
+	34, // 17: kvtier.v1.AttachResponse.abort:type_name -> kvtier.v1.AbortResponse
+	7,  // 18: kvtier.v1.AttachResponse.session:type_name -> kvtier.v1.SessionEvent
+	64, // 19: kvtier.v1.SessionEvent.state:type_name -> kvtier.v1.SessionState
+	10, // 20: kvtier.v1.Welcome.arenas:type_name -> kvtier.v1.Arena
+	65, // 21: kvtier.v1.Welcome.lease_ttl:type_name -> google.protobuf.Duration
+	66, // 22: kvtier.v1.Arena.tier:type_name -> kvtier.v1.Tier
+	12, // 23: kvtier.v1.ExtentsAdded.extents:type_name -> kvtier.v1.Extent
+	0,  // 24: kvtier.v1.Revocation.reason:type_name -> kvtier.v1.RevocationReason
+	65, // 25: kvtier.v1.Stopping.within:type_name -> google.protobuf.Duration
+	67, // 26: kvtier.v1.RegisterNamespaceRequest.layout:type_name -> kvtier.v1.Layout
+	8,  // 27: kvtier.v1.LookupRequest.session_range:type_name -> kvtier.v1.SessionRange
+	1,  // 28: kvtier.v1.FetchRequest.mode:type_name -> kvtier.v1.FetchMode
+	66, // 29: kvtier.v1.FetchRequest.wanted_tier:type_name -> kvtier.v1.Tier
+	65, // 30: kvtier.v1.FetchRequest.timeout:type_name -> google.protobuf.Duration
+	65, // 31: kvtier.v1.FetchRequest.lease_ttl:type_name -> google.protobuf.Duration
+	8,  // 32: kvtier.v1.FetchRequest.session_range:type_name -> kvtier.v1.SessionRange
+	22, // 33: kvtier.v1.FetchResponse.shortfalls:type_name -> kvtier.v1.Shortfall
+	65, // 34: kvtier.v1.FetchResponse.lease_ttl:type_name -> google.protobuf.Duration
+	68, // 35: kvtier.v1.Shortfall.reason:type_name -> kvtier.v1.Reason
+	65, // 36: kvtier.v1.Shortfall.retry_after:type_name -> google.protobuf.Duration
+	65, // 37: kvtier.v1.RenewRequest.lease_ttl:type_name -> google.protobuf.Duration
+	65, // 38: kvtier.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	65, // 39: kvtier.v1.ReserveRequest.timeout:type_name -> google.protobuf.Duration
+	66, // 40: kvtier.v1.ReserveRequest.tier:type_name -> kvtier.v1.Tier
+	65, // 41: kvtier.v1.ReserveResponse.in_flight_for:type_name -> google.protobuf.Duration
+	40, // 42: kvtier.v1.CommitRequest.retention:type_name -> kvtier.v1.Retention
+	66, // 43: kvtier.v1.PrefetchRequest.tier:type_name -> kvtier.v1.Tier
+	65, // 44: kvtier.v1.PrefetchRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 45: kvtier.v1.PrefetchRequest.session_range:type_name -> kvtier.v1.SessionRange
+	68, // 46: kvtier.v1.PrefetchProgress.reason:type_name -> kvtier.v1.Reason
+	65, // 47: kvtier.v1.Retention.ttl:type_name -> google.protobuf.Duration
+	40, // 48: kvtier.v1.RetainRequest.retention:type_name -> kvtier.v1.Retention
+	8,  // 49: kvtier.v1.RetainRequest.session_range:type_name -> kvtier.v1.SessionRange
+	66, // 50: kvtier.v1.DemoteRequest.from:type_name -> kvtier.v1.Tier
+	8,  // 51: kvtier.v1.DemoteRequest.session_range:type_name -> kvtier.v1.SessionRange
+	8,  // 52: kvtier.v1.DropRequest.session_range:type_name -> kvtier.v1.SessionRange
+	65, // 53: kvtier.v1.PinRequest.ttl:type_name -> google.protobuf.Duration
+	8,  // 54: kvtier.v1.PinRequest.session_range:type_name -> kvtier.v1.SessionRange
+	1,  // 55: kvtier.v1.ReadPagesRequest.mode:type_name -> kvtier.v1.FetchMode
+	8,  // 56: kvtier.v1.ReadPagesRequest.session_range:type_name -> kvtier.v1.SessionRange
+	51, // 57: kvtier.v1.ReadPagesResponse.header:type_name -> kvtier.v1.ReadPagesHeader
+	52, // 58: kvtier.v1.ReadPagesResponse.chunk:type_name -> kvtier.v1.PageChunk
+	22, // 59: kvtier.v1.ReadPagesHeader.shortfalls:type_name -> kvtier.v1.Shortfall
+	54, // 60: kvtier.v1.WritePagesRequest.header:type_name -> kvtier.v1.WritePagesHeader
+	52, // 61: kvtier.v1.WritePagesRequest.chunk:type_name -> kvtier.v1.PageChunk
+	40, // 62: kvtier.v1.WritePagesHeader.retention:type_name -> kvtier.v1.Retention
+	57, // 63: kvtier.v1.RegisterRegionRequest.parts:type_name -> kvtier.v1.RegionPart
+	65, // 64: kvtier.v1.FetchIntoRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 65: kvtier.v1.FetchIntoRequest.session_range:type_name -> kvtier.v1.SessionRange
+	22, // 66: kvtier.v1.FetchIntoResponse.shortfalls:type_name -> kvtier.v1.Shortfall
+	4,  // 67: kvtier.v1.PagesService.Attach:input_type -> kvtier.v1.AttachRequest
+	16, // 68: kvtier.v1.PagesService.RegisterNamespace:input_type -> kvtier.v1.RegisterNamespaceRequest
+	18, // 69: kvtier.v1.PagesService.Lookup:input_type -> kvtier.v1.LookupRequest
+	20, // 70: kvtier.v1.PagesService.Fetch:input_type -> kvtier.v1.FetchRequest
+	23, // 71: kvtier.v1.PagesService.Adopt:input_type -> kvtier.v1.AdoptRequest
+	25, // 72: kvtier.v1.PagesService.Release:input_type -> kvtier.v1.ReleaseRequest
+	27, // 73: kvtier.v1.PagesService.Renew:input_type -> kvtier.v1.RenewRequest
+	29, // 74: kvtier.v1.PagesService.Reserve:input_type -> kvtier.v1.ReserveRequest
+	31, // 75: kvtier.v1.PagesService.Commit:input_type -> kvtier.v1.CommitRequest
+	33, // 76: kvtier.v1.PagesService.Abort:input_type -> kvtier.v1.AbortRequest
+	35, // 77: kvtier.v1.PagesService.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	38, // 78: kvtier.v1.PagesService.Cancel:input_type -> kvtier.v1.CancelRequest
+	41, // 79: kvtier.v1.PagesService.Retain:input_type -> kvtier.v1.RetainRequest
+	43, // 80: kvtier.v1.PagesService.Demote:input_type -> kvtier.v1.DemoteRequest
+	45, // 81: kvtier.v1.PagesService.Drop:input_type -> kvtier.v1.DropRequest
+	47, // 82: kvtier.v1.PagesService.Pin:input_type -> kvtier.v1.PinRequest
+	49, // 83: kvtier.v1.PagesService.ReadPages:input_type -> kvtier.v1.ReadPagesRequest
+	53, // 84: kvtier.v1.PagesService.WritePages:input_type -> kvtier.v1.WritePagesRequest
+	56, // 85: kvtier.v1.PagesService.RegisterRegion:input_type -> kvtier.v1.RegisterRegionRequest
+	59, // 86: kvtier.v1.PagesService.DropRegion:input_type -> kvtier.v1.DropRegionRequest
+	61, // 87: kvtier.v1.PagesService.FetchInto:input_type -> kvtier.v1.FetchIntoRequest
+	6,  // 88: kvtier.v1.PagesService.Attach:output_type -> kvtier.v1.AttachResponse
+	17, // 89: kvtier.v1.PagesService.RegisterNamespace:output_type -> kvtier.v1.RegisterNamespaceResponse
+	19, // 90: kvtier.v1.PagesService.Lookup:output_type -> kvtier.v1.LookupResponse
+	21, // 91: kvtier.v1.PagesService.Fetch:output_type -> kvtier.v1.FetchResponse
+	24, // 92: kvtier.v1.PagesService.Adopt:output_type -> kvtier.v1.AdoptResponse
+	26, // 93: kvtier.v1.PagesService.Release:output_type -> kvtier.v1.ReleaseResponse
+	28, // 94: kvtier.v1.PagesService.Renew:output_type -> kvtier.v1.RenewResponse
+	30, // 95: kvtier.v1.PagesService.Reserve:output_type -> kvtier.v1.ReserveResponse
+	32, // 96: kvtier.v1.PagesService.Commit:output_type -> kvtier.v1.CommitResponse
+	34, // 97: kvtier.v1.PagesService.Abort:output_type -> kvtier.v1.AbortResponse
+	36, // 98: kvtier.v1.PagesService.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	39, // 99: kvtier.v1.PagesService.Cancel:output_type -> kvtier.v1.CancelResponse
+	42, // 100: kvtier.v1.PagesService.Retain:output_type -> kvtier.v1.RetainResponse
+	44, // 101: kvtier.v1.PagesService.Demote:output_type -> kvtier.v1.DemoteResponse
+	46, // 102: kvtier.v1.PagesService.Drop:output_type -> kvtier.v1.DropResponse
+	48, // 103: kvtier.v1.PagesService.Pin:output_type -> kvtier.v1.PinResponse
+	50, // 104: kvtier.v1.PagesService.ReadPages:output_type -> kvtier.v1.ReadPagesResponse
+	55, // 105: kvtier.v1.PagesService.WritePages:output_type -> kvtier.v1.WritePagesResponse
+	58, // 106: kvtier.v1.PagesService.RegisterRegion:output_type -> kvtier.v1.RegisterRegionResponse
+	60, // 107: kvtier.v1.PagesService.DropRegion:output_type -> kvtier.v1.DropRegionResponse
+	62, // 108: kvtier.v1.PagesService.FetchInto:output_type -> kvtier.v1.FetchIntoResponse
+	88, // [88:109] is the sub-list for method output_type
+	67, // [67:88] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_pages_proto_init() }
@@ -5266,6 +5586,7 @@ func file_kvtier_v1_pages_proto_init() {
 	if File_kvtier_v1_pages_proto != nil {
 		return
 	}
+	file_kvtier_v1_directory_proto_init()
 	file_kvtier_v1_types_proto_init()
 	file_kvtier_v1_pages_proto_msgTypes[0].OneofWrappers = []any{
 		(*AttachRequest_Hello)(nil),
@@ -5288,12 +5609,13 @@ func file_kvtier_v1_pages_proto_init() {
 		(*AttachResponse_Prefetch)(nil),
 		(*AttachResponse_Stopping)(nil),
 		(*AttachResponse_Abort)(nil),
+		(*AttachResponse_Session)(nil),
 	}
-	file_kvtier_v1_pages_proto_msgTypes[44].OneofWrappers = []any{
+	file_kvtier_v1_pages_proto_msgTypes[46].OneofWrappers = []any{
 		(*ReadPagesResponse_Header)(nil),
 		(*ReadPagesResponse_Chunk)(nil),
 	}
-	file_kvtier_v1_pages_proto_msgTypes[47].OneofWrappers = []any{
+	file_kvtier_v1_pages_proto_msgTypes[49].OneofWrappers = []any{
 		(*WritePagesRequest_Header)(nil),
 		(*WritePagesRequest_Chunk)(nil),
 	}
@@ -5303,7 +5625,7 @@ func file_kvtier_v1_pages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_pages_proto_rawDesc), len(file_kvtier_v1_pages_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

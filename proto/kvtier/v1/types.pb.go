@@ -220,6 +220,10 @@ const (
 	ErrorCode_ERROR_CODE_IDENTITY_MISMATCH ErrorCode = 15
 	// The medium failed.
 	ErrorCode_ERROR_CODE_IO ErrorCode = 16
+	// The session is being handed over: keep what is to be appended, and try again.
+	ErrorCode_ERROR_CODE_FROZEN ErrorCode = 17
+	// Another node owns the session; the message names it.
+	ErrorCode_ERROR_CODE_MOVED ErrorCode = 18
 )
 
 // Enum value maps for ErrorCode.
@@ -242,6 +246,8 @@ var (
 		14: "ERROR_CODE_LOST",
 		15: "ERROR_CODE_IDENTITY_MISMATCH",
 		16: "ERROR_CODE_IO",
+		17: "ERROR_CODE_FROZEN",
+		18: "ERROR_CODE_MOVED",
 	}
 	ErrorCode_value = map[string]int32{
 		"ERROR_CODE_UNSPECIFIED":        0,
@@ -261,6 +267,8 @@ var (
 		"ERROR_CODE_LOST":               14,
 		"ERROR_CODE_IDENTITY_MISMATCH":  15,
 		"ERROR_CODE_IO":                 16,
+		"ERROR_CODE_FROZEN":             17,
+		"ERROR_CODE_MOVED":              18,
 	}
 )
 
@@ -696,7 +704,7 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\x12\x14\n" +
 	"\x10REASON_CANCELLED\x10\v\x12\x1b\n" +
 	"\x17REASON_ATTACHMENT_ENDED\x10\f\x12\x16\n" +
-	"\x12REASON_UNREACHABLE\x10\r*\xce\x03\n" +
+	"\x12REASON_UNREACHABLE\x10\r*\xfb\x03\n" +
 	"\tErrorCode\x12\x1a\n" +
 	"\x16ERROR_CODE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ERROR_CODE_NOT_FOUND\x10\x01\x12\x17\n" +
@@ -715,7 +723,9 @@ const file_kvtier_v1_types_proto_rawDesc = "" +
 	"\x16ERROR_CODE_UNAVAILABLE\x10\r\x12\x13\n" +
 	"\x0fERROR_CODE_LOST\x10\x0e\x12 \n" +
 	"\x1cERROR_CODE_IDENTITY_MISMATCH\x10\x0f\x12\x11\n" +
-	"\rERROR_CODE_IO\x10\x10B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\rERROR_CODE_IO\x10\x10\x12\x15\n" +
+	"\x11ERROR_CODE_FROZEN\x10\x11\x12\x14\n" +
+	"\x10ERROR_CODE_MOVED\x10\x12B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_types_proto_rawDescOnce sync.Once

@@ -106,6 +106,18 @@ class StorageError(KvtierError):
     advice = "look at `kvtier status` and the node's log"
 
 
+class FrozenError(KvtierError):
+    """The session is being handed over to another node."""
+
+    advice = "keep what is to be appended and try again: it takes some ten milliseconds"
+
+
+class MovedError(KvtierError):
+    """Another node owns the session; the message names it."""
+
+    advice = "go on at that node, or open the session here with bring=True"
+
+
 class ViewsInUseError(KvtierError):
     """Arrays made from a lease still exist."""
 
@@ -142,6 +154,8 @@ _BY_CODE: dict[int, type[KvtierError]] = {
     types_pb2.ERROR_CODE_LOST: LostError,
     types_pb2.ERROR_CODE_IDENTITY_MISMATCH: IdentityMismatchError,
     types_pb2.ERROR_CODE_IO: StorageError,
+    types_pb2.ERROR_CODE_FROZEN: FrozenError,
+    types_pb2.ERROR_CODE_MOVED: MovedError,
 }
 
 # What gRPC itself says, without a detail of the node.

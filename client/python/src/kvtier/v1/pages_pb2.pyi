@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from kvtier.v1 import directory_pb2 as _directory_pb2
 from kvtier.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -120,7 +121,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., group_id: _Optional[str] = ..., group_secret: _Optional[bytes] = ..., staging_bytes: _Optional[int] = ..., previous_attachment: _Optional[bytes] = ..., ranks: _Optional[_Iterable[int]] = ..., device_pool: bool = ..., working_bytes: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("request_id", "welcome", "fetch", "adopt", "release", "renew", "error", "extents_added", "revocation", "prefetch", "stopping", "abort")
+    __slots__ = ("request_id", "welcome", "fetch", "adopt", "release", "renew", "error", "extents_added", "revocation", "prefetch", "stopping", "abort", "session")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +134,7 @@ class AttachResponse(_message.Message):
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     welcome: Welcome
     fetch: FetchResponse
@@ -145,7 +147,40 @@ class AttachResponse(_message.Message):
     prefetch: PrefetchProgress
     stopping: Stopping
     abort: AbortResponse
-    def __init__(self, request_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., renew: _Optional[_Union[RenewResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.ErrorDetail, _Mapping]] = ..., extents_added: _Optional[_Union[ExtentsAdded, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchProgress, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., abort: _Optional[_Union[AbortResponse, _Mapping]] = ...) -> None: ...
+    session: SessionEvent
+    def __init__(self, request_id: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., fetch: _Optional[_Union[FetchResponse, _Mapping]] = ..., adopt: _Optional[_Union[AdoptResponse, _Mapping]] = ..., release: _Optional[_Union[ReleaseResponse, _Mapping]] = ..., renew: _Optional[_Union[RenewResponse, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.ErrorDetail, _Mapping]] = ..., extents_added: _Optional[_Union[ExtentsAdded, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchProgress, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., abort: _Optional[_Union[AbortResponse, _Mapping]] = ..., session: _Optional[_Union[SessionEvent, _Mapping]] = ...) -> None: ...
+
+class SessionEvent(_message.Message):
+    __slots__ = ("session", "tenant", "gone", "state", "owner", "epoch", "target", "blocks", "owner_address")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    tenant: str
+    gone: bool
+    state: _directory_pb2.SessionState
+    owner: bytes
+    epoch: int
+    target: bytes
+    blocks: int
+    owner_address: str
+    def __init__(self, session: _Optional[str] = ..., tenant: _Optional[str] = ..., gone: bool = ..., state: _Optional[_Union[_directory_pb2.SessionState, str]] = ..., owner: _Optional[bytes] = ..., epoch: _Optional[int] = ..., target: _Optional[bytes] = ..., blocks: _Optional[int] = ..., owner_address: _Optional[str] = ...) -> None: ...
+
+class SessionRange(_message.Message):
+    __slots__ = ("session", "from_block", "to_block")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    TO_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    from_block: int
+    to_block: int
+    def __init__(self, session: _Optional[str] = ..., from_block: _Optional[int] = ..., to_block: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("attachment", "protocol_version", "node", "incarnation", "handoff_socket", "tenant", "arenas", "staging_extent", "staging_bytes", "lease_ttl", "working_extent", "working_bytes")
@@ -254,14 +289,16 @@ class RegisterNamespaceResponse(_message.Message):
     def __init__(self, namespace_id: _Optional[bytes] = ..., staging_extent: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names", "parts")
+    __slots__ = ("namespace_id", "block_names", "parts", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
     parts: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
     __slots__ = ("usable_blocks", "usable_tokens", "tiers")
@@ -274,7 +311,7 @@ class LookupResponse(_message.Message):
     def __init__(self, usable_blocks: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("attachment", "namespace_id", "block_names", "prefix_lease", "parts", "mode", "wanted_tier", "timeout", "lease_ttl", "for_group", "first_block")
+    __slots__ = ("attachment", "namespace_id", "block_names", "prefix_lease", "parts", "mode", "wanted_tier", "timeout", "lease_ttl", "for_group", "first_block", "session_range")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +323,7 @@ class FetchRequest(_message.Message):
     LEASE_TTL_FIELD_NUMBER: _ClassVar[int]
     FOR_GROUP_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     namespace_id: bytes
     block_names: bytes
@@ -297,7 +335,8 @@ class FetchRequest(_message.Message):
     lease_ttl: _duration_pb2.Duration
     for_group: bool
     first_block: int
-    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., prefix_lease: _Optional[int] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., wanted_tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., for_group: bool = ..., first_block: _Optional[int] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., prefix_lease: _Optional[int] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., wanted_tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., for_group: bool = ..., first_block: _Optional[int] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("lease_id", "usable_blocks", "usable_tokens", "slots", "tiers", "shortfalls", "adopt_token", "lease_ttl", "parts")
@@ -460,7 +499,7 @@ class AbortResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefetchRequest(_message.Message):
-    __slots__ = ("attachment", "namespace_id", "block_names", "parts", "tier", "priority", "timeout")
+    __slots__ = ("attachment", "namespace_id", "block_names", "parts", "tier", "priority", "timeout", "session_range")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +507,7 @@ class PrefetchRequest(_message.Message):
     TIER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     namespace_id: bytes
     block_names: bytes
@@ -475,7 +515,8 @@ class PrefetchRequest(_message.Message):
     tier: _types_pb2.Tier
     priority: int
     timeout: _duration_pb2.Duration
-    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class PrefetchResponse(_message.Message):
     __slots__ = ("ticket", "admitted_blocks", "refused_blocks")
@@ -522,14 +563,16 @@ class Retention(_message.Message):
     def __init__(self, priority: _Optional[int] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., refresh_on_hit: bool = ...) -> None: ...
 
 class RetainRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names", "retention")
+    __slots__ = ("namespace_id", "block_names", "retention", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
     retention: Retention
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class RetainResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -538,13 +581,15 @@ class RetainResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
 
 class DemoteRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names")
+    __slots__ = ("namespace_id", "block_names", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
     FROM_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., **kwargs) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ..., **kwargs) -> None: ...
 
 class DemoteResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -553,12 +598,14 @@ class DemoteResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
 
 class DropRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names")
+    __slots__ = ("namespace_id", "block_names", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class DropResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -567,14 +614,16 @@ class DropResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names", "ttl")
+    __slots__ = ("namespace_id", "block_names", "ttl", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
     ttl: _duration_pb2.Duration
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class PinResponse(_message.Message):
     __slots__ = ("outcomes",)
@@ -583,18 +632,20 @@ class PinResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
 
 class ReadPagesRequest(_message.Message):
-    __slots__ = ("namespace_id", "block_names", "parts", "mode", "first_block")
+    __slots__ = ("namespace_id", "block_names", "parts", "mode", "first_block", "session_range")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     namespace_id: bytes
     block_names: bytes
     parts: int
     mode: FetchMode
     first_block: int
-    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., first_block: _Optional[int] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., mode: _Optional[_Union[FetchMode, str]] = ..., first_block: _Optional[int] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class ReadPagesResponse(_message.Message):
     __slots__ = ("header", "chunk")
@@ -711,7 +762,7 @@ class DropRegionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class FetchIntoRequest(_message.Message):
-    __slots__ = ("attachment", "namespace_id", "block_names", "first_block", "parts", "region_id", "region_blocks", "timeout")
+    __slots__ = ("attachment", "namespace_id", "block_names", "first_block", "parts", "region_id", "region_blocks", "timeout", "session_range")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -720,6 +771,7 @@ class FetchIntoRequest(_message.Message):
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
     REGION_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     namespace_id: bytes
     block_names: bytes
@@ -728,7 +780,8 @@ class FetchIntoRequest(_message.Message):
     region_id: int
     region_blocks: bytes
     timeout: _duration_pb2.Duration
-    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., region_id: _Optional[int] = ..., region_blocks: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    session_range: SessionRange
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., first_block: _Optional[int] = ..., parts: _Optional[int] = ..., region_id: _Optional[int] = ..., region_blocks: _Optional[bytes] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
 
 class FetchIntoResponse(_message.Message):
     __slots__ = ("usable_blocks", "usable_tokens", "tiers", "shortfalls")

@@ -54,6 +54,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_CODE_LOST: _ClassVar[ErrorCode]
     ERROR_CODE_IDENTITY_MISMATCH: _ClassVar[ErrorCode]
     ERROR_CODE_IO: _ClassVar[ErrorCode]
+    ERROR_CODE_FROZEN: _ClassVar[ErrorCode]
+    ERROR_CODE_MOVED: _ClassVar[ErrorCode]
 TIER_UNSPECIFIED: Tier
 TIER_HBM: Tier
 TIER_RAM: Tier
@@ -90,6 +92,8 @@ ERROR_CODE_UNAVAILABLE: ErrorCode
 ERROR_CODE_LOST: ErrorCode
 ERROR_CODE_IDENTITY_MISMATCH: ErrorCode
 ERROR_CODE_IO: ErrorCode
+ERROR_CODE_FROZEN: ErrorCode
+ERROR_CODE_MOVED: ErrorCode
 
 class ErrorDetail(_message.Message):
     __slots__ = ("code", "message", "retry_after")
