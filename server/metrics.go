@@ -58,6 +58,7 @@ var values = []value{
 	{"tier_fetches_total", "Fetches.", func(m *Metrics) float64 { return number(m.Hierarchy.Fetches) }},
 	{"tier_requested_blocks_total", "Blocks named by fetches: hits and misses.", func(m *Metrics) float64 { return number(m.Hierarchy.RequestedBlocks) }},
 	{"tier_missed_blocks_total", "Blocks not granted.", func(m *Metrics) float64 { return number(m.Hierarchy.MissedBlocks) }},
+	{"tier_moved_blocks_total", "Blocks brought here because they move to this node; in no other count.", func(m *Metrics) float64 { return number(m.Hierarchy.MovedBlocks) }},
 	{"tier_requested_tokens_total", "Tokens of the blocks named by fetches.", func(m *Metrics) float64 { return number(m.Hierarchy.RequestedTokens) }},
 	{"tier_missed_tokens_total", "Tokens of the blocks not granted.", func(m *Metrics) float64 { return number(m.Hierarchy.MissedTokens) }},
 	{"tier_load_waits_total", "Times that a fetch waited for the disk.", func(m *Metrics) float64 { return number(m.Hierarchy.LoadWaits) }},

@@ -242,6 +242,13 @@ func (f *fetch) resolve() (err error) {
 		return fmt.Errorf("wanted tier %v, which this node has not or does not hand out: %w", f.req.Wanted, paging.ErrInvalid)
 	case f.req.Mode > ModeSet:
 		return fmt.Errorf("mode %d: %w", f.req.Mode, paging.ErrInvalid)
+	case f.req.At != nil && (len(f.req.At) != n || f.req.Mode != ModeSet):
+		return fmt.Errorf("%d positions of %d blocks: %w", len(f.req.At), n, paging.ErrInvalid)
+	}
+	for _, at := range f.req.At {
+		if err := f.ns.check(1, int(at), f.parts); err != nil {
+			return err
+		}
 	}
 	f.up = f.req.Wanted == HBM
 	f.now = f.h.nowSeconds()
@@ -297,6 +304,14 @@ func (f *fetch) have(i int) paging.PartSet {
 // chain is the number of blocks in the chain of the request.
 func (f *fetch) chain() int { return f.req.First + len(f.req.Names) }
 
+// at is the position of row i in its chain.
+func (f *fetch) at(i int) int {
+	if f.req.At != nil {
+		return int(f.req.At[i])
+	}
+	return f.req.First + i
+}
+
 // plan is the number of leading rows that could be granted.
 func (f *fetch) plan() int {
 	if f.req.Mode == ModeSet {
@@ -308,7 +323,7 @@ func (f *fetch) plan() int {
 // wanted is the set of pages of row i that are granted if it is granted.
 func (f *fetch) wanted(i int) paging.PartSet {
 	if f.req.Mode == ModeSet {
-		if at := f.ns.pagesAt(f.req.First+i, f.parts); f.have(i).Contains(at) {
+		if at := f.ns.pagesAt(f.at(i), f.parts); f.have(i).Contains(at) {
 			return at
 		}
 		return 0
@@ -326,7 +341,7 @@ func (f *fetch) pinRows() {
 		f.pins[i] = want
 		if want {
 			if id == 0 { // it comes from another node
-				id = f.h.blockFor(f.ns, &f.req.Names[i], f.req.First+i, f.now)
+				id = f.h.blockFor(f.ns, &f.req.Names[i], f.at(i), f.now)
 				f.ids[i] = id
 			}
 			f.h.pin(f.h.mu.index.at(id))
@@ -380,7 +395,9 @@ func (f *fetch) grant() *Hold {
 			id := f.ids[i]
 			b := h.mu.index.at(id)
 			f.grantRow(b, f.wanted(i), hold.Slots[i*cols:(i+1)*cols], hold.refs[i*cols:])
-			h.mu.uses = append(h.mu.uses, use{id: id, now: f.now, length: int32(f.chain())})
+			if !f.req.Moved {
+				h.mu.uses = append(h.mu.uses, use{id: id, now: f.now, length: int32(f.chain())})
+			}
 			if f.from[i] == NVMe {
 				h.hitDisk(id, b, f.chain(), f.now)
 			}
@@ -389,7 +406,7 @@ func (f *fetch) grant() *Hold {
 				hold.ids[i] = 0
 				h.unpin(id, b)
 			}
-		} else if f.req.Mode == ModeSet && f.ns.pagesAt(f.req.First+i, f.parts) != 0 {
+		} else if f.req.Mode == ModeSet && f.ns.pagesAt(f.at(i), f.parts) != 0 {
 			continue
 		}
 		hold.Usable++
@@ -397,6 +414,10 @@ func (f *fetch) grant() *Hold {
 			if hold.Tiers[i] = f.from[i]; hold.Tiers[i] == None {
 				hold.Tiers[i] = RAM
 			}
+		}
+		if f.req.Moved {
+			m.MovedBlocks++
+			continue
 		}
 		switch hold.Tiers[i] {
 		case HBM:
@@ -412,11 +433,13 @@ func (f *fetch) grant() *Hold {
 	if f.req.Mode == ModePrefix {
 		hold.Tokens = uint64(rows) * uint64(f.ns.ns.Layout.BlockTokens)
 	}
-	m.Fetches++
 	m.Holds++
-	m.RequestedBlocks += int64(len(f.req.Names))
-	m.MissedBlocks += int64(len(f.req.Names) - hold.Usable)
-	m.addTokens(int64(f.ns.ns.Layout.BlockTokens), len(f.req.Names), hold.Tiers)
+	if !f.req.Moved {
+		m.Fetches++
+		m.RequestedBlocks += int64(len(f.req.Names))
+		m.MissedBlocks += int64(len(f.req.Names) - hold.Usable)
+		m.addTokens(int64(f.ns.ns.Layout.BlockTokens), len(f.req.Names), hold.Tiers)
+	}
 	hold.Short = f.shortfalls(hold.Tiers)
 	return hold
 }
@@ -460,7 +483,7 @@ func (f *fetch) reasonOf(i int) Reason {
 		return NotFound
 	}
 	b := f.h.mu.index.at(id)
-	at := f.ns.pagesAt(f.req.First+i, f.parts)
+	at := f.ns.pagesAt(f.at(i), f.parts)
 	stored := f.h.stored(id, b)
 	switch {
 	case stored == 0 && b.flags.has(busy):

@@ -21,6 +21,7 @@ type Metrics struct {
 	DiskHitBlocks     int64 // granted after a page was loaded
 	RemoteHitBlocks   int64 // granted after a page came from another node
 	MissedBlocks      int64 // not granted
+	MovedBlocks       int64 // brought here, or found here, because they move to this node; in no other count
 	RequestedTokens   int64 // tokens of the blocks above
 	DeviceHitTokens   int64
 	RAMHitTokens      int64

@@ -71,7 +71,7 @@ func (f *fetch) complete() bool {
 		return f.usable == f.limit
 	}
 	for i := range f.req.Names {
-		if !f.have(i).Contains(f.ns.pagesAt(f.req.First+i, f.parts)) {
+		if !f.have(i).Contains(f.ns.pagesAt(f.at(i), f.parts)) {
 			return false
 		}
 	}

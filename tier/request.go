@@ -58,6 +58,12 @@ type FetchRequest struct {
 	Resident  bool // only what is in the arena now: nothing is brought up
 	Local     bool // only what this node has: no other node is asked
 	NoWait    bool // if something had to be brought up: a nil Hold, and nothing is pinned or counted
+
+	// For ModeSet. At is the position of each block in its chain; nil: from First on.
+	// Moved says that the blocks are brought here because they move, and are not read:
+	// they count as moved, not as asked for and hit.
+	At    []uint32
+	Moved bool
 }
 
 // Shortfall says why consecutive blocks were not granted.

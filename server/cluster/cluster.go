@@ -95,6 +95,7 @@ type Node struct {
 	pages     *transport.Transport
 	claimer   atomic.Pointer[directory.Claimer] // set by Start; others may ask for pages before
 	hints     *hints
+	expected  expectations
 
 	opened time.Time
 	ctx    context.Context // ends with Close
@@ -272,13 +273,20 @@ func (n *Node) record(id placement.NodeID) (rec directory.Node, ok bool) {
 // Methods of calls between nodes.
 const (
 	methodPropose uint8 = 1
+	methodLacks   uint8 = 2
+	methodPull    uint8 = 3
 	// MethodFree is the first that Config.Answers may name.
 	MethodFree uint8 = 16
 )
 
 func (n *Node) answer(ctx context.Context, from placement.NodeID, method uint8, argument []byte) ([]byte, error) {
-	if method == methodPropose {
+	switch method {
+	case methodPropose:
 		return n.proposeHere(ctx, argument)
+	case methodLacks:
+		return n.answerLacks(argument)
+	case methodPull:
+		return n.answerPull(ctx, from, argument)
 	}
 	a := n.cfg.Answers[method]
 	if a == nil {

@@ -76,7 +76,7 @@ func (n *Node) holders(ns paging.NamespaceID, names []paging.BlockName, f func(i
 		counts, all = n.replica().Locate(step, counts[:0], all[:0])
 		rest := all
 		for i, count := range counts {
-			f(first+i, step[i], rest[:count])
+			f(first+i, step[i], n.expected.with(step[i], rest[:count]))
 			rest = rest[count:]
 		}
 	}

@@ -13,7 +13,6 @@ package kvtierv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -567,41 +566,33 @@ func (x *SessionUsage) GetAbsentBlocks() uint64 {
 	return 0
 }
 
-// MoveAsk asks the target of a move what it lacks of a session whose names were sent
-// to it for the epoch that it would own it at.
-type MoveAsk struct {
+// BlockQuery asks a node what it lacks of blocks that the asker has.
+type BlockQuery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session.
-	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	// Namespace: its canonical encoding.
-	Namespace []byte `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Epoch that the target would own it at.
-	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Blocks of the session.
-	Blocks uint64 `protobuf:"varint,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	// The move, 16 bytes.
-	Move []byte `protobuf:"bytes,5,opt,name=move,proto3" json:"move,omitempty"`
-	// Part set that the source has of each block, 8 bytes little-endian each, from block
-	// 0 on.
-	Parts         []byte `protobuf:"bytes,6,opt,name=parts,proto3" json:"parts,omitempty"`
+	Namespace []byte `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Names, 32 bytes each, at most 8,192.
+	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	// Part set that the asker has of each block, 8 bytes little-endian each.
+	Parts         []byte `protobuf:"bytes,3,opt,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MoveAsk) Reset() {
-	*x = MoveAsk{}
+func (x *BlockQuery) Reset() {
+	*x = BlockQuery{}
 	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MoveAsk) String() string {
+func (x *BlockQuery) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MoveAsk) ProtoMessage() {}
+func (*BlockQuery) ProtoMessage() {}
 
-func (x *MoveAsk) ProtoReflect() protoreflect.Message {
+func (x *BlockQuery) ProtoReflect() protoreflect.Message {
 	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -613,80 +604,55 @@ func (x *MoveAsk) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MoveAsk.ProtoReflect.Descriptor instead.
-func (*MoveAsk) Descriptor() ([]byte, []int) {
+// Deprecated: Use BlockQuery.ProtoReflect.Descriptor instead.
+func (*BlockQuery) Descriptor() ([]byte, []int) {
 	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *MoveAsk) GetSession() string {
-	if x != nil {
-		return x.Session
-	}
-	return ""
-}
-
-func (x *MoveAsk) GetNamespace() []byte {
+func (x *BlockQuery) GetNamespace() []byte {
 	if x != nil {
 		return x.Namespace
 	}
 	return nil
 }
 
-func (x *MoveAsk) GetEpoch() uint64 {
+func (x *BlockQuery) GetBlockNames() []byte {
 	if x != nil {
-		return x.Epoch
-	}
-	return 0
-}
-
-func (x *MoveAsk) GetBlocks() uint64 {
-	if x != nil {
-		return x.Blocks
-	}
-	return 0
-}
-
-func (x *MoveAsk) GetMove() []byte {
-	if x != nil {
-		return x.Move
+		return x.BlockNames
 	}
 	return nil
 }
 
-func (x *MoveAsk) GetParts() []byte {
+func (x *BlockQuery) GetParts() []byte {
 	if x != nil {
 		return x.Parts
 	}
 	return nil
 }
 
-// MoveLack answers it.
-type MoveLack struct {
+// BlockLacks answers it.
+type BlockLacks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Rows that it lacks and somebody has, as 32-bit little-endian numbers, rising.
-	Rows []byte `protobuf:"bytes,1,opt,name=rows,proto3" json:"rows,omitempty"`
-	// Bytes of what it lacks of them.
-	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Blocks that nobody has.
-	Nowhere       uint64 `protobuf:"varint,3,opt,name=nowhere,proto3" json:"nowhere,omitempty"`
+	// Part set that is lacking of each block, 8 bytes little-endian each.
+	Parts         []byte `protobuf:"bytes,1,opt,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MoveLack) Reset() {
-	*x = MoveLack{}
+func (x *BlockLacks) Reset() {
+	*x = BlockLacks{}
 	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MoveLack) String() string {
+func (x *BlockLacks) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MoveLack) ProtoMessage() {}
+func (*BlockLacks) ProtoMessage() {}
 
-func (x *MoveLack) ProtoReflect() protoreflect.Message {
+func (x *BlockLacks) ProtoReflect() protoreflect.Message {
 	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -698,65 +664,49 @@ func (x *MoveLack) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MoveLack.ProtoReflect.Descriptor instead.
-func (*MoveLack) Descriptor() ([]byte, []int) {
+// Deprecated: Use BlockLacks.ProtoReflect.Descriptor instead.
+func (*BlockLacks) Descriptor() ([]byte, []int) {
 	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{9}
 }
 
-func (x *MoveLack) GetRows() []byte {
+func (x *BlockLacks) GetParts() []byte {
 	if x != nil {
-		return x.Rows
+		return x.Parts
 	}
 	return nil
 }
 
-func (x *MoveLack) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *MoveLack) GetNowhere() uint64 {
-	if x != nil {
-		return x.Nowhere
-	}
-	return 0
-}
-
-// MovePull has the target copy blocks of a session to itself.
-type MovePull struct {
+// PullBlocks has a node copy blocks of the asker to itself.
+type PullBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The session.
-	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// Epoch that the target would own it at.
-	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// The move, 16 bytes.
-	Move []byte `protobuf:"bytes,3,opt,name=move,proto3" json:"move,omitempty"`
-	// Rows, as 32-bit little-endian numbers, rising.
-	Rows []byte `protobuf:"bytes,4,opt,name=rows,proto3" json:"rows,omitempty"`
-	// Tier that they go to.
-	Tier Tier `protobuf:"varint,5,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
-	// Time that it may take.
-	Within        *durationpb.Duration `protobuf:"bytes,6,opt,name=within,proto3" json:"within,omitempty"`
+	// Namespace: its canonical encoding.
+	Namespace []byte `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Names, 32 bytes each, at most 8,192.
+	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
+	// Position of each block in its chain, 4 bytes little-endian each.
+	Positions []byte `protobuf:"bytes,3,opt,name=positions,proto3" json:"positions,omitempty"`
+	// Part set wanted of each block.
+	Parts uint64 `protobuf:"varint,4,opt,name=parts,proto3" json:"parts,omitempty"`
+	// Tier that they go to: RAM, or HBM.
+	Tier          Tier `protobuf:"varint,5,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MovePull) Reset() {
-	*x = MovePull{}
+func (x *PullBlocks) Reset() {
+	*x = PullBlocks{}
 	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MovePull) String() string {
+func (x *PullBlocks) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MovePull) ProtoMessage() {}
+func (*PullBlocks) ProtoMessage() {}
 
-func (x *MovePull) ProtoReflect() protoreflect.Message {
+func (x *PullBlocks) ProtoReflect() protoreflect.Message {
 	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -768,80 +718,71 @@ func (x *MovePull) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MovePull.ProtoReflect.Descriptor instead.
-func (*MovePull) Descriptor() ([]byte, []int) {
+// Deprecated: Use PullBlocks.ProtoReflect.Descriptor instead.
+func (*PullBlocks) Descriptor() ([]byte, []int) {
 	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *MovePull) GetSession() string {
+func (x *PullBlocks) GetNamespace() []byte {
 	if x != nil {
-		return x.Session
+		return x.Namespace
 	}
-	return ""
+	return nil
 }
 
-func (x *MovePull) GetEpoch() uint64 {
+func (x *PullBlocks) GetBlockNames() []byte {
 	if x != nil {
-		return x.Epoch
+		return x.BlockNames
+	}
+	return nil
+}
+
+func (x *PullBlocks) GetPositions() []byte {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *PullBlocks) GetParts() uint64 {
+	if x != nil {
+		return x.Parts
 	}
 	return 0
 }
 
-func (x *MovePull) GetMove() []byte {
-	if x != nil {
-		return x.Move
-	}
-	return nil
-}
-
-func (x *MovePull) GetRows() []byte {
-	if x != nil {
-		return x.Rows
-	}
-	return nil
-}
-
-func (x *MovePull) GetTier() Tier {
+func (x *PullBlocks) GetTier() Tier {
 	if x != nil {
 		return x.Tier
 	}
 	return Tier_TIER_UNSPECIFIED
 }
 
-func (x *MovePull) GetWithin() *durationpb.Duration {
-	if x != nil {
-		return x.Within
-	}
-	return nil
-}
-
-// MovePulled answers it.
-type MovePulled struct {
+// PulledBlocks answers it.
+type PulledBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes that arrived and were verified.
+	// Bytes that came from the asker, or another node, and were verified.
 	Bytes uint64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Rows that are not there.
-	Missing uint32 `protobuf:"varint,2,opt,name=missing,proto3" json:"missing,omitempty"`
-	// Why, of the first of them.
-	Reason        Reason `protobuf:"varint,3,opt,name=reason,proto3,enum=kvtier.v1.Reason" json:"reason,omitempty"`
+	// Reason for which each block is not there, a Reason byte each; 0: it is there.
+	Reasons       []byte `protobuf:"bytes,2,opt,name=reasons,proto3" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *MovePulled) Reset() {
-	*x = MovePulled{}
+func (x *PulledBlocks) Reset() {
+	*x = PulledBlocks{}
 	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *MovePulled) String() string {
+func (x *PulledBlocks) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*MovePulled) ProtoMessage() {}
+func (*PulledBlocks) ProtoMessage() {}
 
-func (x *MovePulled) ProtoReflect() protoreflect.Message {
+func (x *PulledBlocks) ProtoReflect() protoreflect.Message {
 	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -853,37 +794,30 @@ func (x *MovePulled) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use MovePulled.ProtoReflect.Descriptor instead.
-func (*MovePulled) Descriptor() ([]byte, []int) {
+// Deprecated: Use PulledBlocks.ProtoReflect.Descriptor instead.
+func (*PulledBlocks) Descriptor() ([]byte, []int) {
 	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{11}
 }
 
-func (x *MovePulled) GetBytes() uint64 {
+func (x *PulledBlocks) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
 	}
 	return 0
 }
 
-func (x *MovePulled) GetMissing() uint32 {
+func (x *PulledBlocks) GetReasons() []byte {
 	if x != nil {
-		return x.Missing
+		return x.Reasons
 	}
-	return 0
-}
-
-func (x *MovePulled) GetReason() Reason {
-	if x != nil {
-		return x.Reason
-	}
-	return Reason_REASON_UNSPECIFIED
+	return nil
 }
 
 var File_kvtier_v1_peers_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvtier/v1/peers.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18kvtier/v1/sessions.proto\x1a\x15kvtier/v1/types.proto\"\x80\x01\n" +
+	"\x15kvtier/v1/peers.proto\x12\tkvtier.v1\x1a\x18kvtier/v1/sessions.proto\x1a\x15kvtier/v1/types.proto\"\x80\x01\n" +
 	"\fSessionNames\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1f\n" +
@@ -915,30 +849,27 @@ const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\bsessions\x18\x01 \x03(\v2\x17.kvtier.v1.SessionUsageR\bsessions\"`\n" +
 	"\fSessionUsage\x12+\n" +
 	"\x05tiers\x18\x01 \x03(\v2\x15.kvtier.v1.TierAmountR\x05tiers\x12#\n" +
-	"\rabsent_blocks\x18\x02 \x01(\x04R\fabsentBlocks\"\x99\x01\n" +
-	"\aMoveAsk\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x1c\n" +
-	"\tnamespace\x18\x02 \x01(\fR\tnamespace\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x16\n" +
-	"\x06blocks\x18\x04 \x01(\x04R\x06blocks\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\fR\x04move\x12\x14\n" +
-	"\x05parts\x18\x06 \x01(\fR\x05parts\"N\n" +
-	"\bMoveLack\x12\x12\n" +
-	"\x04rows\x18\x01 \x01(\fR\x04rows\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x18\n" +
-	"\anowhere\x18\x03 \x01(\x04R\anowhere\"\xba\x01\n" +
-	"\bMovePull\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x12\n" +
-	"\x04move\x18\x03 \x01(\fR\x04move\x12\x12\n" +
-	"\x04rows\x18\x04 \x01(\fR\x04rows\x12#\n" +
-	"\x04tier\x18\x05 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x121\n" +
-	"\x06within\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06within\"g\n" +
+	"\rabsent_blocks\x18\x02 \x01(\x04R\fabsentBlocks\"a\n" +
 	"\n" +
-	"MovePulled\x12\x14\n" +
+	"BlockQuery\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\fR\tnamespace\x12\x1f\n" +
+	"\vblock_names\x18\x02 \x01(\fR\n" +
+	"blockNames\x12\x14\n" +
+	"\x05parts\x18\x03 \x01(\fR\x05parts\"\"\n" +
+	"\n" +
+	"BlockLacks\x12\x14\n" +
+	"\x05parts\x18\x01 \x01(\fR\x05parts\"\xa4\x01\n" +
+	"\n" +
+	"PullBlocks\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\fR\tnamespace\x12\x1f\n" +
+	"\vblock_names\x18\x02 \x01(\fR\n" +
+	"blockNames\x12\x1c\n" +
+	"\tpositions\x18\x03 \x01(\fR\tpositions\x12\x14\n" +
+	"\x05parts\x18\x04 \x01(\x04R\x05parts\x12#\n" +
+	"\x04tier\x18\x05 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\">\n" +
+	"\fPulledBlocks\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x18\n" +
-	"\amissing\x18\x02 \x01(\rR\amissing\x12)\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x11.kvtier.v1.ReasonR\x06reasonB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\areasons\x18\x02 \x01(\fR\areasonsB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_peers_proto_rawDescOnce sync.Once
@@ -962,10 +893,10 @@ var file_kvtier_v1_peers_proto_goTypes = []any{
 	(*SessionUsageQuery)(nil),      // 5: kvtier.v1.SessionUsageQuery
 	(*SessionUsages)(nil),          // 6: kvtier.v1.SessionUsages
 	(*SessionUsage)(nil),           // 7: kvtier.v1.SessionUsage
-	(*MoveAsk)(nil),                // 8: kvtier.v1.MoveAsk
-	(*MoveLack)(nil),               // 9: kvtier.v1.MoveLack
-	(*MovePull)(nil),               // 10: kvtier.v1.MovePull
-	(*MovePulled)(nil),             // 11: kvtier.v1.MovePulled
+	(*BlockQuery)(nil),             // 8: kvtier.v1.BlockQuery
+	(*BlockLacks)(nil),             // 9: kvtier.v1.BlockLacks
+	(*PullBlocks)(nil),             // 10: kvtier.v1.PullBlocks
+	(*PulledBlocks)(nil),           // 11: kvtier.v1.PulledBlocks
 	(*AppendSessionRequest)(nil),   // 12: kvtier.v1.AppendSessionRequest
 	(*RetainSessionRequest)(nil),   // 13: kvtier.v1.RetainSessionRequest
 	(*ShareSessionRequest)(nil),    // 14: kvtier.v1.ShareSessionRequest
@@ -974,8 +905,6 @@ var file_kvtier_v1_peers_proto_goTypes = []any{
 	(*ErrorDetail)(nil),            // 17: kvtier.v1.ErrorDetail
 	(*TierAmount)(nil),             // 18: kvtier.v1.TierAmount
 	(Tier)(0),                      // 19: kvtier.v1.Tier
-	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
-	(Reason)(0),                    // 21: kvtier.v1.Reason
 }
 var file_kvtier_v1_peers_proto_depIdxs = []int32{
 	12, // 0: kvtier.v1.SessionCall.append:type_name -> kvtier.v1.AppendSessionRequest
@@ -987,14 +916,12 @@ var file_kvtier_v1_peers_proto_depIdxs = []int32{
 	17, // 6: kvtier.v1.SessionReply.error:type_name -> kvtier.v1.ErrorDetail
 	7,  // 7: kvtier.v1.SessionUsages.sessions:type_name -> kvtier.v1.SessionUsage
 	18, // 8: kvtier.v1.SessionUsage.tiers:type_name -> kvtier.v1.TierAmount
-	19, // 9: kvtier.v1.MovePull.tier:type_name -> kvtier.v1.Tier
-	20, // 10: kvtier.v1.MovePull.within:type_name -> google.protobuf.Duration
-	21, // 11: kvtier.v1.MovePulled.reason:type_name -> kvtier.v1.Reason
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	19, // 9: kvtier.v1.PullBlocks.tier:type_name -> kvtier.v1.Tier
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_peers_proto_init() }
