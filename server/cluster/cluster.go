@@ -275,8 +275,10 @@ const (
 	methodPropose uint8 = 1
 	methodLacks   uint8 = 2
 	methodPull    uint8 = 3
-	// MethodFree is the first that Config.Answers may name.
-	MethodFree uint8 = 16
+	// MethodFree is the first that Config.Answers may name, MethodSessions the first of
+	// those about sessions.
+	MethodFree     uint8 = 16
+	MethodSessions uint8 = 32
 )
 
 func (n *Node) answer(ctx context.Context, from placement.NodeID, method uint8, argument []byte) ([]byte, error) {

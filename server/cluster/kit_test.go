@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/server/cluster/clustertest"
 	"github.com/kvtier/kvtier/server/directory"
 	"github.com/kvtier/kvtier/server/placement"
 	"github.com/kvtier/kvtier/tier"
@@ -30,8 +31,8 @@ const pageBytes = 4096
 // world is a cluster under test, in fake time.
 type world struct {
 	t       *testing.T
-	f       *fabric
-	g       *gossip
+	f       *clustertest.Fabric
+	g       *clustertest.Gossip
 	ns      *paging.Namespace // one part
 	id      paging.NamespaceID
 	tp      *paging.Namespace // two parts, which different nodes write
@@ -68,14 +69,14 @@ type machine struct {
 // first leads.
 func newWorld(t *testing.T, nodes int, change func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, f: newFabric(), ns: tiertest.Namespace(1), tp: tiertest.Namespace(2), ramMiB: 1, diskMiB: 4}
+	w := &world{t: t, f: clustertest.NewFabric(), ns: tiertest.Namespace(1), tp: tiertest.Namespace(2), ramMiB: 1, diskMiB: 4}
 	w.tp.Layout.TP = 2
 	w.tp.Layout.Parts = []paging.Part{{Name: "rank0", PageBytes: pageBytes, BlocksPerPage: 1}, {Name: "rank1", PageBytes: pageBytes, BlocksPerPage: 1}}
 	w.id, w.tpID = w.ns.ID(), w.tp.ID()
 	if change != nil {
 		change(w)
 	}
-	w.g = newGossip(w.f, 1)
+	w.g = clustertest.NewGossip(w.f, 1)
 	for i := range nodes {
 		w.nodes = append(w.nodes, &machine{
 			w: w, i: i, id: placement.NodeID{byte(i + 1)}, log: directory.NewMemory(), disk: tiertest.NewMap(tier.NVMe, w.diskMiB<<20),
@@ -128,9 +129,9 @@ func (m *machine) start() {
 	address := fmt.Sprintf("10.0.0.%d:7441", m.i+1)
 	n, err := New(Config{
 		ID: m.id, Incarnation: m.incarnation, Name: fmt.Sprint("node", m.i), Cluster: "test", Bootstrap: m.i == 0, Memory: m.log, Clock: m.now,
-		PeerListen: address, Network: port{m.w.f, m.i}, GraceTime: m.w.grace, DownAfter: m.w.down, Logger: log,
+		PeerListen: address, Network: m.w.f.Port(m.i), GraceTime: m.w.grace, DownAfter: m.w.down, Logger: log,
 		Gossip: func(peer string) (Members, error) {
-			return m.w.g.join(m.i, placement.NodeInfo{ID: m.id, Incarnation: m.incarnation, Name: fmt.Sprint("node", m.i), PeerAddress: peer}), nil
+			return m.w.g.Join(m.i, placement.NodeInfo{ID: m.id, Incarnation: m.incarnation, Name: fmt.Sprint("node", m.i), PeerAddress: peer}), nil
 		},
 	})
 	if err != nil {

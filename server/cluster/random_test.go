@@ -164,16 +164,16 @@ func (w *world) chaos(r *rand.Rand) {
 				}
 			}
 		case 5:
-			w.f.isolate(m.i, len(w.nodes), true)
+			w.f.Isolate(m.i, len(w.nodes), true)
 		case 6:
-			w.f.setCut(m.i, other.i, true) // one way
+			w.f.SetCut(m.i, other.i, true) // one way
 		case 7:
-			w.f.setCut(m.i, other.i, true)
-			w.f.setCut(other.i, m.i, true)
+			w.f.SetCut(m.i, other.i, true)
+			w.f.SetCut(other.i, m.i, true)
 		case 8:
-			w.f.setDelay(m.i, other.i, time.Duration(r.IntN(300))*time.Millisecond)
+			w.f.SetDelay(m.i, other.i, time.Duration(r.IntN(300))*time.Millisecond)
 		case 9:
-			w.f.reset(m.i, other.i)
+			w.f.Reset(m.i, other.i)
 		case 10:
 			m.log.Hang(r.IntN(2) == 0)
 		case 11:
@@ -182,7 +182,7 @@ func (w *world) chaos(r *rand.Rand) {
 			w.killLeader()
 		}
 		if r.IntN(4) == 0 {
-			w.f.heal()
+			w.f.Heal()
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (w *world) killLeader() {
 
 // heal ends every fault and starts every node.
 func (w *world) heal() {
-	w.f.heal()
+	w.f.Heal()
 	for _, m := range w.nodes {
 		m.log.Hang(false)
 		m.startIfDown()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
+	"github.com/kvtier/kvtier/server/cluster/clustertest"
 	"github.com/kvtier/kvtier/server/directory"
 	"github.com/kvtier/kvtier/server/placement"
 	"github.com/kvtier/kvtier/tier"
@@ -49,7 +50,7 @@ func TestNodesAreOneCache(t *testing.T) {
 func TestCloseOfALeaderThatReachesNobody(t *testing.T) {
 	inWorld(t, 3, nil, func(t *testing.T, w *world) {
 		leader := w.leader(5 * time.Second)
-		w.f.isolate(leader.i, len(w.nodes), true)
+		w.f.Isolate(leader.i, len(w.nodes), true)
 		var waiting sync.WaitGroup
 		for range 20 {
 			waiting.Go(func() {
@@ -95,9 +96,9 @@ func TestBrokenDataPort(t *testing.T) {
 				other.put(w.id, both, 0, onePart)
 				w.settle()
 				me.usable(w.id, alone[:1])
-				w.g.freeze(true)
-				w.f.setCut(me.i, broken.i, way.to)
-				w.f.setCut(broken.i, me.i, way.from)
+				w.g.Freeze(true)
+				w.f.SetCut(me.i, broken.i, way.to)
+				w.f.SetCut(broken.i, me.i, way.from)
 				start := time.Now()
 				for i := 1; me.n.Reachable(broken.id); i++ {
 					if time.Since(start) > 2*time.Second {
@@ -112,7 +113,7 @@ func TestBrokenDataPort(t *testing.T) {
 				if got, _ := me.fetch(tier.FetchRequest{Namespace: w.id, Names: both}, time.Second); got.usable != len(both) || got.took > 50*time.Millisecond {
 					t.Errorf("%d of %d blocks that another node has, in %v: %v", got.usable, len(both), got.took, got.short)
 				}
-				w.f.heal()
+				w.f.Heal()
 				w.eventually(10*time.Second, "the node is used again", func() bool { return me.usable(w.id, alone) == len(alone) })
 			})
 		})
@@ -128,8 +129,8 @@ func TestDivergentCopies(t *testing.T) {
 			w.nodes[1].put(w.id, names, 0, onePart)
 			w.nodes[2].put(w.id, names, 0, onePart)
 			w.settle()
-			w.f.setDelay(1, 0, time.Duration(c)*time.Millisecond)
-			time.AfterFunc(time.Duration(c)*time.Millisecond+100*time.Microsecond, func() { w.f.reset(0, 1+c%2) })
+			w.f.SetDelay(1, 0, time.Duration(c)*time.Millisecond)
+			time.AfterFunc(time.Duration(c)*time.Millisecond+100*time.Microsecond, func() { w.f.Reset(0, 1+c%2) })
 			if got, _ := w.nodes[0].fetch(tier.FetchRequest{Namespace: w.id, Names: names}, 5*time.Second); got.usable != 20 {
 				t.Errorf("chain %d: %d blocks, %v", c, got.usable, got.short)
 			}
@@ -158,11 +159,11 @@ func TestMinority(t *testing.T) {
 		w.settle()
 		for _, a := range side {
 			for _, b := range rest {
-				w.f.setCut(a.i, b.i, true)
-				w.f.setCut(b.i, a.i, true)
+				w.f.SetCut(a.i, b.i, true)
+				w.f.SetCut(b.i, a.i, true)
 			}
 		}
-		w.sleep(2 * lostAfter)
+		w.sleep(2 * clustertest.LostAfter)
 		m := side[0]
 		for _, x := range []struct {
 			what  string
@@ -189,7 +190,7 @@ func TestMinority(t *testing.T) {
 		if got := rest[0].usable(w.id, far); got != 8 {
 			t.Errorf("the larger side: %d of 8", got)
 		}
-		w.f.heal()
+		w.f.Heal()
 		w.settle()
 		w.eventually(10*time.Second, "what was stored there is found after the split", func() bool { return rest[2].usable(w.id, fresh) == 8 })
 	})
@@ -266,7 +267,7 @@ func TestGraceTime(t *testing.T) {
 			t.Errorf("after a restart: %+v", m)
 		}
 		gone.crash()
-		w.sleep(lostAfter + gossipEvery)
+		w.sleep(clustertest.LostAfter + clustertest.GossipEvery)
 		if got, _ := me.fetch(tier.FetchRequest{Namespace: w.id, Names: names}, time.Second); got.usable != 0 || got.took > time.Millisecond {
 			t.Errorf("%d blocks of a node that is gone, in %v", got.usable, got.took)
 		}
@@ -293,7 +294,7 @@ func TestNodeThatWasForgotten(t *testing.T) {
 				lost := w.nodes[2]
 				lost.put(w.id, chain(1, 0, 50), 0, onePart)
 				w.settle()
-				w.f.isolate(lost.i, 3, true)
+				w.f.Isolate(lost.i, 3, true)
 				w.sleep(15 * time.Second)
 				for range 2 { // first the claims go, then the record
 					for _, m := range w.nodes {
@@ -308,7 +309,7 @@ func TestNodeThatWasForgotten(t *testing.T) {
 						}
 					})
 				}
-				w.f.heal()
+				w.f.Heal()
 				w.leader(20 * time.Second)
 				w.settle()
 				w.eventually(10*time.Second, "its blocks are found", func() bool { return w.nodes[0].usable(w.id, chain(1, 0, 50)) == 50 })
@@ -330,14 +331,14 @@ func TestNamespacesComeAndGo(t *testing.T) {
 		w.nodes[0].n.Announce(nobody)
 		w.eventually(5*time.Second, "the third is announced", func() bool { return known(nobody) })
 
-		w.f.isolate(0, 3, true)
+		w.f.Isolate(0, 3, true)
 		w.sleep(5 * time.Second)
 		if _, err := w.nodes[0].h.RegisterNamespace(late); err != nil {
 			t.Fatal(err)
 		}
 		w.nodes[0].n.Announce(late)
 		w.sleep(10 * time.Second)
-		w.f.heal()
+		w.f.Heal()
 		w.eventually(30*time.Second, "what could not be announced is", func() bool { return known(late) })
 
 		for range 13 { // two hours each

@@ -1,4 +1,4 @@
-package cluster
+package clustertest
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"github.com/kvtier/kvtier/server/transport"
 )
 
-// fabric is a network in memory between the nodes of a test: bytes take time, each
+// Fabric is a network in memory between the nodes of a test: bytes take time, each
 // direction of each pair can be cut and is joined again with nothing lost, as with
 // TCP, and connections can be reset.
-type fabric struct {
+type Fabric struct {
 	mu        sync.Mutex
 	listeners map[string]*inlet
 	cut       map[[2]int]bool // from, to
@@ -30,15 +30,16 @@ const (
 	flowBytes  = 256 << 10 // on the way in one direction of a connection
 )
 
-func newFabric() *fabric {
-	return &fabric{
+// NewFabric returns a network in which everything reaches everything.
+func NewFabric() *Fabric {
+	return &Fabric{
 		listeners: map[string]*inlet{}, cut: map[[2]int]bool{}, delays: map[[2]int]time.Duration{},
 		flows: map[*flow]struct{}{}, changed: make(chan struct{}),
 	}
 }
 
-// setCut cuts or joins what one node sends to another.
-func (f *fabric) setCut(from, to int, cut bool) {
+// SetCut cuts or joins what one node sends to another.
+func (f *Fabric) SetCut(from, to int, cut bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut[[2]int{from, to}] = cut
@@ -47,18 +48,18 @@ func (f *fabric) setCut(from, to int, cut bool) {
 	f.wakeLocked()
 }
 
-// isolate cuts or joins all that goes between a node and the others.
-func (f *fabric) isolate(node, nodes int, cut bool) {
+// Isolate cuts or joins all that goes between a node and the others.
+func (f *Fabric) Isolate(node, nodes int, cut bool) {
 	for i := range nodes {
 		if i != node {
-			f.setCut(i, node, cut)
-			f.setCut(node, i, cut)
+			f.SetCut(i, node, cut)
+			f.SetCut(node, i, cut)
 		}
 	}
 }
 
-// heal joins everything and makes it fast.
-func (f *fabric) heal() {
+// Heal joins everything and makes it fast.
+func (f *Fabric) Heal() {
 	f.mu.Lock()
 	clear(f.cut)
 	clear(f.delays)
@@ -68,14 +69,15 @@ func (f *fabric) heal() {
 	f.mu.Unlock()
 }
 
-func (f *fabric) setDelay(from, to int, d time.Duration) {
+// SetDelay sets how long a byte takes from one node to another.
+func (f *Fabric) SetDelay(from, to int, d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.delays[[2]int{from, to}] = d
 }
 
-// reset breaks every connection between two nodes.
-func (f *fabric) reset(a, b int) {
+// Reset breaks every connection between two nodes.
+func (f *Fabric) Reset(a, b int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for w := range f.flows {
@@ -86,26 +88,26 @@ func (f *fabric) reset(a, b int) {
 	f.wakeLocked()
 }
 
-func (f *fabric) wakeLocked() {
+func (f *Fabric) wakeLocked() {
 	for w := range f.flows {
 		w.changed.Broadcast()
 	}
 }
 
-// joined reports whether two nodes hear each other.
-func (f *fabric) joined(a, b int) bool {
+// Joined reports whether two nodes hear each other.
+func (f *Fabric) Joined(a, b int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return !f.cut[[2]int{a, b}] && !f.cut[[2]int{b, a}]
 }
 
-// port is the network as one node sees it.
+// Port is the network as one node sees it.
+func (f *Fabric) Port(node int) transport.Network { return port{f, node} }
+
 type port struct {
-	f    *fabric
+	f    *Fabric
 	self int
 }
-
-var _ transport.Network = port{}
 
 // inlet is a listener.
 type inlet struct {
@@ -163,7 +165,7 @@ func (p port) Dial(ctx context.Context, address string) (net.Conn, error) {
 	}
 }
 
-func (f *fabric) connectLocked(from, to int, address string) (here, there *wire) {
+func (f *Fabric) connectLocked(from, to int, address string) (here, there *wire) {
 	out, in := f.flowLocked(from, to), f.flowLocked(to, from)
 	return &wire{address: address, in: in, out: out}, &wire{address: address, in: out, out: in}
 }
@@ -200,7 +202,7 @@ func (l *inlet) Close() error {
 
 // flow is one direction of a connection. Guarded by fabric.mu.
 type flow struct {
-	f        *fabric
+	f        *Fabric
 	from, to int
 	changed  *sync.Cond
 	queue    []parcel
@@ -218,7 +220,7 @@ type parcel struct {
 	b  []byte
 }
 
-func (f *fabric) flowLocked(from, to int) *flow {
+func (f *Fabric) flowLocked(from, to int) *flow {
 	w := &flow{f: f, from: from, to: to}
 	w.changed = sync.NewCond(&f.mu)
 	f.flows[w] = struct{}{}

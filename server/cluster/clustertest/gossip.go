@@ -1,4 +1,4 @@
-package cluster
+package clustertest
 
 import (
 	"math/rand/v2"
@@ -8,11 +8,11 @@ import (
 	"github.com/kvtier/kvtier/server/placement"
 )
 
-// gossip makes the views of all nodes of a test follow the network: a node is seen
+// Gossip makes the views of all nodes of a test follow the network: a node is seen
 // by those that reach it, if only through others, and what changes is known some
 // seconds later, at each node at another time.
-type gossip struct {
-	f    *fabric
+type Gossip struct {
+	f    *Fabric
 	seed uint64
 
 	mu    sync.Mutex
@@ -23,34 +23,35 @@ type gossip struct {
 
 // Times of gossip.
 const (
-	gossipEvery = 200 * time.Millisecond
-	lostAfter   = 4 * time.Second // at most
-	foundAfter  = time.Second     // at most
+	GossipEvery = 200 * time.Millisecond
+	LostAfter   = 4 * time.Second // at most
+	FoundAfter  = time.Second     // at most
 )
 
-func newGossip(f *fabric, seed uint64) *gossip {
-	return &gossip{f: f, seed: seed, nodes: map[int]placement.NodeInfo{}, up: map[int]bool{}}
+// NewGossip returns gossip over a network; seed decides when changes become known.
+func NewGossip(f *Fabric, seed uint64) *Gossip {
+	return &Gossip{f: f, seed: seed, nodes: map[int]placement.NodeInfo{}, up: map[int]bool{}}
 }
 
-// freeze keeps every view as it is, whatever happens, or lets them follow again.
-func (g *gossip) freeze(fixed bool) {
+// Freeze keeps every view as it is, whatever happens, or lets them follow again.
+func (g *Gossip) Freeze(fixed bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.fixed = fixed
 }
 
-func (g *gossip) set(i int, up bool) {
+func (g *Gossip) set(i int, up bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.up[i] = up
 }
 
 // reached is the nodes that a message of node i gets to.
-func (g *gossip) reached(i int) map[int]bool {
+func (g *Gossip) reached(i int) map[int]bool {
 	seen := map[int]bool{i: true}
 	for todo := []int{i}; len(todo) > 0; todo = todo[1:] {
 		for j, up := range g.up {
-			if up && !seen[j] && g.f.joined(todo[0], j) {
+			if up && !seen[j] && g.f.Joined(todo[0], j) {
 				seen[j] = true
 				todo = append(todo, j)
 			}
@@ -59,9 +60,9 @@ func (g *gossip) reached(i int) map[int]bool {
 	return seen
 }
 
-// gossiper is one node's gossip; it implements Members.
-type gossiper struct {
-	g     *gossip
+// Member is one node's gossip; it implements cluster.Members.
+type Member struct {
+	g     *Gossip
 	self  int
 	rng   *rand.Rand
 	stop  chan struct{}
@@ -74,13 +75,13 @@ type gossiper struct {
 	due     map[int]time.Time // when a change of a node becomes known here
 }
 
-// join starts node i's gossip.
-func (g *gossip) join(i int, info placement.NodeInfo) *gossiper {
+// Join starts node i's gossip.
+func (g *Gossip) Join(i int, info placement.NodeInfo) *Member {
 	info.Seen = true
 	g.mu.Lock()
 	g.nodes[i], g.up[i] = info, true
 	g.mu.Unlock()
-	m := &gossiper{
+	m := &Member{
 		g: g, self: i, rng: rand.New(rand.NewPCG(g.seed, uint64(i)<<32|uint64(info.Incarnation))), stop: make(chan struct{}),
 		view: &placement.View{}, changed: make(chan struct{}), due: map[int]time.Time{},
 	}
@@ -89,8 +90,8 @@ func (g *gossip) join(i int, info placement.NodeInfo) *gossiper {
 	return m
 }
 
-func (m *gossiper) run() {
-	tick := time.NewTicker(gossipEvery)
+func (m *Member) run() {
+	tick := time.NewTicker(GossipEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -103,7 +104,7 @@ func (m *gossiper) run() {
 }
 
 // look lets the view follow.
-func (m *gossiper) look() {
+func (m *Member) look() {
 	m.g.mu.Lock()
 	defer m.g.mu.Unlock()
 	if m.g.fixed {
@@ -129,9 +130,9 @@ func (m *gossiper) look() {
 			delete(m.due, i)
 			info = before
 		case m.due[i].IsZero():
-			most := foundAfter
+			most := FoundAfter
 			if !info.Seen {
-				most = lostAfter
+				most = LostAfter
 			}
 			m.due[i] = now.Add(time.Duration(m.rng.Int64N(int64(most))))
 			info = before
@@ -152,25 +153,25 @@ func (m *gossiper) look() {
 	}
 }
 
-// View implements Members.
-func (m *gossiper) View() *placement.View {
+// View implements cluster.Members.
+func (m *Member) View() *placement.View {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.view
 }
 
-// Changed implements Members.
-func (m *gossiper) Changed() <-chan struct{} {
+// Changed implements cluster.Members.
+func (m *Member) Changed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.changed
 }
 
-// Address implements Members.
-func (m *gossiper) Address() string { return "gossip" }
+// Address implements cluster.Members.
+func (m *Member) Address() string { return "gossip" }
 
-// Close implements Members.
-func (m *gossiper) Close() error {
+// Close implements cluster.Members.
+func (m *Member) Close() error {
 	m.close.Do(func() {
 		m.g.set(m.self, false)
 		close(m.stop)
