@@ -18,6 +18,7 @@ import (
 	"github.com/kvtier/kvtier/server/cluster"
 	"github.com/kvtier/kvtier/server/member"
 	"github.com/kvtier/kvtier/server/placement"
+	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/server/transport"
 	"github.com/kvtier/kvtier/server/trust"
 	"github.com/kvtier/kvtier/tier"
@@ -136,6 +137,12 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 			err = errors.Join(err, os.Remove(s.dir.sub(clusterFile)))
 		}
 	}()
+	if n.names, err = sessions.OpenStore(s.dir.sub(sessionsDir), nil); err != nil {
+		return err
+	}
+	n.sessions = sessions.New(sessions.Config{
+		Self: placement.NodeID(n.identity.node), Store: n.names, MaxPerTenant: n.cfg.MaxSessions, BytesPerSecond: int64(n.cfg.MoveBandwidth), PrefillRate: n.prefill.rate, Logger: n.log,
+	})
 	n.cluster, err = n.newCluster(record, s.dir.sub(directoryDir), s.rpcAddress())
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
@@ -143,6 +150,7 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 	if err := n.cluster.Start(n.hier); err != nil {
 		return fmt.Errorf("cluster: %w", err)
 	}
+	n.sessions.Start(n.cluster, n.hier)
 	n.peers.cluster.Store(n.cluster)
 	n.workers.Go(func() { n.rememberPeers(record, s.dir.path) }) // owner: the node; exits with its context
 	n.log.Info("node is of a cluster", "cluster", record.Cluster, "first", first, "peers", n.cluster.PeerAddress())

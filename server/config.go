@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/directory"
+	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/tier"
 )
 
@@ -116,6 +117,12 @@ type Config struct {
 	// ClaimsGrace is how long the claims of a node that is down are kept. 0: 10 min.
 	ClaimsGrace time.Duration `yaml:"claims-grace"`
 
+	// MaxSessions bounds the sessions of each tenant. 0: 100,000.
+	MaxSessions int `yaml:"max-sessions"`
+	// MoveBandwidth is the most that this node spends on moving its sessions to other
+	// nodes, a second. 0: no limit.
+	MoveBandwidth Size `yaml:"move-bandwidth"`
+
 	// Origins says where a value came from, by the name of its field: "file",
 	// "env" or "flag". It is shown by status and decides nothing.
 	Origins map[string]string `yaml:"-"`
@@ -205,5 +212,6 @@ func (c Config) WithDefaults() Config {
 	orDefault(&c.GossipListen, defaultGossipListen)
 	orDefault(&c.MaxClaims, directory.DefaultMaxClaims)
 	orDefault(&c.ClaimsGrace, defaultClaimsGrace)
+	orDefault(&c.MaxSessions, sessions.DefaultLimit)
 	return c
 }

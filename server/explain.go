@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -30,7 +31,9 @@ const (
 
 // answers are the calls of other nodes that this one answers.
 func (n *node) answers() map[uint8]cluster.Answer {
-	return map[uint8]cluster.Answer{methodHistory: n.answerHistory, methodTiers: n.answerTiers, methodInstances: n.answerInstances, methodNames: n.answerNames}
+	all := map[uint8]cluster.Answer{methodHistory: n.answerHistory, methodTiers: n.answerTiers, methodInstances: n.answerInstances, methodNames: n.answerNames}
+	maps.Copy(all, n.sessions.Answers())
+	return all
 }
 
 func (n *node) answerTiers(context.Context, placement.NodeID, []byte) ([]byte, error) {

@@ -21,6 +21,7 @@ const (
 	nvmeDir      = "nvme"
 	clusterFile  = "cluster.json"
 	directoryDir = "directory"
+	sessionsDir  = "sessions"
 )
 
 const identityFormat = 1
@@ -103,7 +104,7 @@ func inspectDir(path string) error {
 	}
 	for _, e := range entries {
 		switch e.Name() {
-		case identityFile, identityFile + ".tmp", nvmeDir, clusterFile, clusterFile + ".tmp", directoryDir, "lost+found":
+		case identityFile, identityFile + ".tmp", nvmeDir, clusterFile, clusterFile + ".tmp", directoryDir, sessionsDir, "lost+found":
 		default:
 			return fmt.Errorf("data directory %s holds %s, which is not kvtier's: name an empty directory: %w", path, e.Name(), paging.ErrIncompatible)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/cluster"
 	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/server/trust"
 	"github.com/kvtier/kvtier/tier"
 )
@@ -31,11 +32,13 @@ type node struct {
 	started    time.Time
 	hier       *tier.Hierarchy
 	ram        RAM
-	nvme       tier.Durable    // nil: none
-	hbm        HBM             // nil: none
-	peers      *latePeers      // nil: the node is alone
-	cluster    *cluster.Node   // nil: the node is alone
-	ctx        context.Context // ends when the node closes
+	nvme       tier.Durable      // nil: none
+	hbm        HBM               // nil: none
+	peers      *latePeers        // nil: the node is alone
+	cluster    *cluster.Node     // nil: the node is alone
+	sessions   *sessions.Manager // nil: the node is alone
+	names      *sessions.Store   // of the blocks of sessions; likewise
+	ctx        context.Context   // ends when the node closes
 	cancel     context.CancelFunc
 	workers    sync.WaitGroup
 	trust      *trust.Source // of certificates; nil: none is configured
@@ -50,6 +53,7 @@ type node struct {
 	attachments  attachments
 	groups       groups
 	instances    instances
+	prefill      prefillRates
 }
 
 // nextLease numbers leases from a random start, so that an id of an earlier run
@@ -99,11 +103,40 @@ func (n *node) RegisterNamespace(ctx context.Context, c rpc.Caller, r *rpc.Regis
 	if n.cluster != nil {
 		n.cluster.Announce(&ns)
 	}
+	n.prefill.state(id, r.PrefillRate)
 	res := rpc.RegisterResult{ID: id}
 	if att != nil {
 		res.StagingExtent, res.StagingBytes, err = att.ensureStaging(ctx, largestPage(&ns.Layout, att.ranks))
 	}
 	return res, err
+}
+
+// prefillRates is how fast engines say that they compute, by namespace.
+type prefillRates struct {
+	mu    sync.Mutex
+	rates map[paging.NamespaceID]float64
+}
+
+// maxPrefillRates bounds the namespaces of which a rate is known: the others give no
+// advice.
+const maxPrefillRates = 4096
+
+// state notes tokens a second; 0 says nothing.
+func (p *prefillRates) state(id paging.NamespaceID, rate float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rates == nil {
+		p.rates = map[paging.NamespaceID]float64{}
+	}
+	if _, known := p.rates[id]; rate > 0 && (known || len(p.rates) < maxPrefillRates) {
+		p.rates[id] = rate
+	}
+}
+
+func (p *prefillRates) rate(id paging.NamespaceID) float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rates[id]
 }
 
 // largestPage is the length of the longest page that a writer of these ranks brings.

@@ -399,8 +399,14 @@ func (n *node) close(ctx context.Context) error {
 	n.cancel()
 	n.workers.Wait()
 	var errs []error
+	if n.sessions != nil {
+		n.sessions.Close()
+	}
 	if n.cluster != nil {
 		errs = append(errs, n.cluster.Close())
+	}
+	if n.names != nil {
+		errs = append(errs, n.names.Close())
 	}
 	for _, a := range n.attachments.all() {
 		a.discard()

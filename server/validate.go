@@ -17,20 +17,21 @@ import (
 
 // Bounds of the configuration.
 const (
-	minRAMBytes      = 1 << 20
-	minNVMeBytes     = 16 << 20
-	minHBMBytes      = 16 << 20
-	maxSocketPath    = 106 // sockaddr_un less the mark of a socket that is being made
-	maxTenants       = 1024
-	maxTenantName    = 64
-	minTokenBytes    = 16
-	maxAttachments   = 4096
-	maxCallsInFlight = 1 << 16
-	maxStopWithin    = 10 * time.Minute
-	maxLeaseTTL      = 24 * time.Hour
-	maxFlushAfter    = 24 * time.Hour
-	maxNodeName      = 64
-	maxClaimsGrace   = 7 * 24 * time.Hour
+	minRAMBytes       = 1 << 20
+	minNVMeBytes      = 16 << 20
+	minHBMBytes       = 16 << 20
+	maxSocketPath     = 106 // sockaddr_un less the mark of a socket that is being made
+	maxTenants        = 1024
+	maxTenantName     = 64
+	minTokenBytes     = 16
+	maxAttachments    = 4096
+	maxCallsInFlight  = 1 << 16
+	maxStopWithin     = 10 * time.Minute
+	maxLeaseTTL       = 24 * time.Hour
+	maxFlushAfter     = 24 * time.Hour
+	maxNodeName       = 64
+	maxTenantSessions = 4 << 20 // of all tenants: what a directory holds
+	maxClaimsGrace    = 7 * 24 * time.Hour
 )
 
 // problems collects what is wrong with a configuration.
@@ -194,6 +195,9 @@ func (c *Config) validateCluster(p *problems) {
 		case strings.HasPrefix(name, "gossip-") && !ipLiteral(addresses[name]):
 			p.add(name, "%q: want an IP address and a port", addresses[name])
 		}
+	}
+	if c.MaxSessions < 0 || c.MaxSessions > maxTenantSessions {
+		p.add("max-sessions", fmt.Sprintf("is not between 0 and %d", maxTenantSessions))
 	}
 	if c.MaxClaims < 0 {
 		p.add("max-claims", "is negative")

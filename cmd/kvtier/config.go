@@ -59,6 +59,8 @@ func settings(c *nodeConfig) []setting {
 		{"gossip-listen", "`ip:port` of gossip", &c.GossipListen},
 		{"gossip-advertise", "that `ip:port` as other nodes reach it; empty: gossip-listen", &c.GossipAdvertise},
 		{"gossip-key", "`file` with the key of gossip; empty: gossip is not encrypted", &c.GossipKey},
+		{"max-sessions", "sessions of each tenant", &c.MaxSessions},
+		{"move-bandwidth", "bytes a second for sessions that move to other nodes (0: no limit)", &c.MoveBandwidth},
 		{"max-claims", "claims that the cluster's directory holds", &c.MaxClaims},
 		{"claims-grace", "keep the claims of a node that is down this long", &c.ClaimsGrace},
 		{"insecure", "allow listeners beyond this machine without TLS and authentication", &c.Insecure},

@@ -35,6 +35,7 @@ type Directory struct {
 	stalled atomic.Pointer[string] // why this replica is cut off; nil: it is not
 	failed  atomic.Pointer[error]  // why it can never go on; nil: it can
 
+	feed     *SessionFeed
 	replaced atomic.Pointer[func()] // told that the state came from a snapshot; nil: nobody is
 }
 
@@ -99,7 +100,7 @@ func Open(cfg Config) (*Directory, error) {
 			return nil, fmt.Errorf("directory: %w", err)
 		}
 	}
-	d := &Directory{cfg: cfg, log: cfg.Logger, slots: make(chan struct{}, maxProposals)}
+	d := &Directory{cfg: cfg, log: cfg.Logger, slots: make(chan struct{}, maxProposals), feed: newSessionFeed()}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	r, err := d.open(cfg.Bootstrap)
 	if err != nil {
@@ -119,7 +120,7 @@ func (d *Directory) open(bootstrap bool) (*replica, error) {
 	}
 	r := &replica{stores: st, timed: newTimed(), link: newLink(&d.cfg)}
 	r.calls.ended = make(chan struct{})
-	r.fsm = newFSM(d.cfg.MaxClaims, d.fail, d.stateReplaced)
+	r.fsm = newFSM(d.cfg.MaxClaims, d.fail, d.stateReplaced, d.feed)
 	if err := d.start(r, bootstrap); err != nil {
 		return nil, errors.Join(fmt.Errorf("directory in %s: %w", d.cfg.Dir, err), r.link.Close(), st.close())
 	}

@@ -17,6 +17,7 @@ type fsm struct {
 	maxClaims int64
 	broken    func(error) // told once why this replica cannot go on
 	replaced  func()      // told that the state is another: it came from a snapshot
+	feed      *SessionFeed
 
 	mu struct {
 		sync.RWMutex
@@ -27,8 +28,8 @@ type fsm struct {
 	}
 }
 
-func newFSM(maxClaims int64, broken func(error), replaced func()) *fsm {
-	f := &fsm{maxClaims: maxClaims, broken: broken, replaced: replaced}
+func newFSM(maxClaims int64, broken func(error), replaced func(), feed *SessionFeed) *fsm {
+	f := &fsm{maxClaims: maxClaims, broken: broken, replaced: replaced, feed: feed}
 	f.mu.state = NewState(maxClaims)
 	return f
 }
@@ -52,17 +53,22 @@ func (f *fsm) apply(l *raft.Log) any {
 	var c kvtierv1.DirectoryCommand
 	err := proto.Unmarshal(l.Data, &c)
 	var r Result
+	var touched []string
 	f.mu.Lock()
 	first := f.mu.err == nil
 	if err == nil && first {
 		r, err = f.mu.state.Apply(&c)
 		f.mu.index, f.mu.term = l.Index, l.Term
+		touched = f.mu.state.takeTouched()
 	}
 	if err != nil && first {
 		f.mu.err = fmt.Errorf("directory entry %d: %w", l.Index, err)
 	}
 	err = f.mu.err
 	f.mu.Unlock()
+	if len(touched) > 0 {
+		f.feed.add(touched)
+	}
 	if err != nil {
 		if first {
 			f.broken(err)
@@ -91,8 +97,10 @@ func (f *fsm) Restore(in io.ReadCloser) error {
 		return err
 	}
 	f.mu.Lock()
+	s.takeTouched()
 	f.mu.state, f.mu.index, f.mu.term = s, 0, 0
 	f.mu.Unlock()
+	f.feed.addAll()
 	f.replaced()
 	return nil
 }

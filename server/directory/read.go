@@ -39,6 +39,18 @@ func (s *State) Nodes() []Node {
 	return out
 }
 
+// Node returns a copy of a node's record.
+func (s *State) Node(id placement.NodeID) (Node, bool) {
+	n := s.nodes[id]
+	if n == nil {
+		return Node{}, false
+	}
+	c := *n
+	c.Capacity = slices.Clone(n.Capacity)
+	c.digests = nil
+	return c, true
+}
+
 // Digests returns the digest of each bucket of a node's claims, for its owner to
 // compare with ClaimDigest of its own; false if the node is not known.
 func (s *State) Digests(id placement.NodeID) (*[bucketCount]uint64, bool) {

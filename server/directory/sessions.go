@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"maps"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -39,9 +40,11 @@ const (
 // sessionTable holds sessions by name, in shards that are copied before they are
 // written while a snapshot shares them.
 type sessionTable struct {
-	shards [shardCount]map[string]*Session
-	shared [shardCount]bool
-	count  int
+	shards  [shardCount]map[string]*Session
+	shared  [shardCount]bool
+	count   int
+	tenants map[string]int // sessions of each
+	touched []string       // that changed since takeTouched; no part of the state
 }
 
 func sessionShard(name string) int {
@@ -69,15 +72,39 @@ func (t *sessionTable) put(s *Session) {
 	m := t.writable(sessionShard(s.Session))
 	if m[s.Session] == nil {
 		t.count++
+		if t.tenants == nil {
+			t.tenants = map[string]int{}
+		}
+		t.tenants[TenantOf(s.Session)]++
 	}
 	m[s.Session] = s
+	t.touched = append(t.touched, s.Session)
 }
 
 func (t *sessionTable) remove(name string) {
-	if t.get(name) != nil {
-		delete(t.writable(sessionShard(name)), name)
-		t.count--
+	if t.get(name) == nil {
+		return
 	}
+	delete(t.writable(sessionShard(name)), name)
+	t.count--
+	tenant := TenantOf(name)
+	if t.tenants[tenant]--; t.tenants[tenant] == 0 {
+		delete(t.tenants, tenant)
+	}
+	t.touched = append(t.touched, name)
+}
+
+// TenantOf is the tenant of a session, which is named "tenant/name".
+func TenantOf(session string) string {
+	tenant, _, _ := strings.Cut(session, "/")
+	return tenant
+}
+
+// takeTouched returns the sessions that changed since the last call.
+func (s *State) takeTouched() []string {
+	out := s.sessions.touched
+	s.sessions.touched = nil
+	return out
 }
 
 // freeze shares all shards with a snapshot.
@@ -100,13 +127,23 @@ func (s *State) Sessions() int { return s.sessions.count }
 
 // EachSession calls f with every session, in no order, until it returns false.
 func (s *State) EachSession(f func(*Session) bool) {
-	for _, shard := range s.sessions.shards {
-		for _, x := range shard {
-			if !f(x) {
-				return
-			}
+	for i := range Shards {
+		if !s.SessionShard(i, f) {
+			return
 		}
 	}
+}
+
+// SessionShard calls f with the sessions of one of Shards shards, in no order, until
+// it returns false. There may be millions: who looks at all of them does so a shard at
+// a time, so that Apply gets in between.
+func (s *State) SessionShard(shard int, f func(*Session) bool) bool {
+	for _, x := range s.sessions.shards[shard] {
+		if !f(x) {
+			return false
+		}
+	}
+	return true
 }
 
 // session applies a change of a session.
@@ -201,7 +238,7 @@ func (s *State) openSession(name string, node placement.NodeID, x *Session, c *k
 	if _, known := s.namespaces[ns]; !known {
 		return Unknown
 	}
-	if s.sessions.count >= maxSessions {
+	if most := c.GetMaxSessions(); s.sessions.count >= maxSessions || most > 0 && s.sessions.tenants[TenantOf(name)] >= int(most) {
 		return Full
 	}
 	if c.GetParent() != "" {

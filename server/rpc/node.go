@@ -189,8 +189,9 @@ type Progress struct {
 
 // RegisterRequest describes a namespace.
 type RegisterRequest struct {
-	Namespace  paging.Namespace
-	Attachment *ID
+	Namespace   paging.Namespace
+	Attachment  *ID
+	PrefillRate float64 // of the engine, tokens a second; 0: not known
 }
 
 // RegisterResult names it.

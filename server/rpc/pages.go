@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -63,6 +64,9 @@ func (p *pagesService) RegisterNamespace(ctx context.Context, m *kvtierv1.Regist
 		return nil, invalid("salt has %d bytes, at most %d", len(m.GetSalt()), kvstatus.MaxSaltBytes)
 	}
 	r := RegisterRequest{Namespace: paging.Namespace{Layout: layout(m.GetLayout()), Salt: m.GetSalt()}}
+	if r.PrefillRate = m.GetPrefillTokensPerSecond(); !(r.PrefillRate >= 0) || math.IsInf(r.PrefillRate, 0) { // NaN included
+		return nil, fmt.Errorf("prefill rate %v tokens a second: %w", r.PrefillRate, paging.ErrInvalid)
+	}
 	if r.Attachment, err = optionalID("attachment", m.GetAttachment()); err != nil {
 		return nil, err
 	}

@@ -163,7 +163,8 @@ func (x *SessionNamesQuery) GetToBlock() uint64 {
 	return 0
 }
 
-// SessionCall asks the owner of a session to do something to it, or to tell of it.
+// SessionCall asks the owner of a session to do something to it, or to tell of it. The
+// session and the tenant in the requests are not read.
 type SessionCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session.
@@ -172,7 +173,7 @@ type SessionCall struct {
 	//
 	// Types that are valid to be assigned to Call:
 	//
-	//	*SessionCall_Append
+	//	*SessionCall_Get
 	//	*SessionCall_Retain
 	//	*SessionCall_Share
 	//	*SessionCall_Migrate
@@ -227,10 +228,10 @@ func (x *SessionCall) GetCall() isSessionCall_Call {
 	return nil
 }
 
-func (x *SessionCall) GetAppend() *AppendSessionRequest {
+func (x *SessionCall) GetGet() *GetSessionRequest {
 	if x != nil {
-		if x, ok := x.Call.(*SessionCall_Append); ok {
-			return x.Append
+		if x, ok := x.Call.(*SessionCall_Get); ok {
+			return x.Get
 		}
 	}
 	return nil
@@ -285,9 +286,9 @@ type isSessionCall_Call interface {
 	isSessionCall_Call()
 }
 
-type SessionCall_Append struct {
-	// Append.
-	Append *AppendSessionRequest `protobuf:"bytes,2,opt,name=append,proto3,oneof"`
+type SessionCall_Get struct {
+	// Tell of it.
+	Get *GetSessionRequest `protobuf:"bytes,2,opt,name=get,proto3,oneof"`
 }
 
 type SessionCall_Retain struct {
@@ -301,12 +302,13 @@ type SessionCall_Share struct {
 }
 
 type SessionCall_Migrate struct {
-	// Begin to move, or tell what that would take. The answer is a MigrateSessionResponse.
+	// Begin to move it, or tell what that would take; to is the hex of a node id. The
+	// answer is a MigrateSessionResponse.
 	Migrate *MigrateSessionRequest `protobuf:"bytes,5,opt,name=migrate,proto3,oneof"`
 }
 
 type SessionCall_Move struct {
-	// How the last move of it is. The answer is a MigrateSessionResponse.
+	// How its last move is. The answer is a MigrateSessionResponse.
 	Move *SessionMoveQuery `protobuf:"bytes,6,opt,name=move,proto3,oneof"`
 }
 
@@ -315,7 +317,7 @@ type SessionCall_Cancel struct {
 	Cancel *CancelMigrationRequest `protobuf:"bytes,7,opt,name=cancel,proto3,oneof"`
 }
 
-func (*SessionCall_Append) isSessionCall_Call() {}
+func (*SessionCall_Get) isSessionCall_Call() {}
 
 func (*SessionCall_Retain) isSessionCall_Call() {}
 
@@ -326,6 +328,53 @@ func (*SessionCall_Migrate) isSessionCall_Call() {}
 func (*SessionCall_Move) isSessionCall_Call() {}
 
 func (*SessionCall_Cancel) isSessionCall_Call() {}
+
+// SessionOwned tells a node that it owns a session now: its replica of the directory
+// may be a moment behind.
+type SessionOwned struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session as the directory has it.
+	Record        *SessionRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionOwned) Reset() {
+	*x = SessionOwned{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionOwned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionOwned) ProtoMessage() {}
+
+func (x *SessionOwned) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionOwned.ProtoReflect.Descriptor instead.
+func (*SessionOwned) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SessionOwned) GetRecord() *SessionRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
 
 // SessionReply answers a SessionCall.
 type SessionReply struct {
@@ -340,7 +389,7 @@ type SessionReply struct {
 
 func (x *SessionReply) Reset() {
 	*x = SessionReply{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[3]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -352,7 +401,7 @@ func (x *SessionReply) String() string {
 func (*SessionReply) ProtoMessage() {}
 
 func (x *SessionReply) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[3]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -365,7 +414,7 @@ func (x *SessionReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionReply.ProtoReflect.Descriptor instead.
 func (*SessionReply) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{3}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SessionReply) GetError() *ErrorDetail {
@@ -391,7 +440,7 @@ type SessionMoveQuery struct {
 
 func (x *SessionMoveQuery) Reset() {
 	*x = SessionMoveQuery{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[4]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +452,7 @@ func (x *SessionMoveQuery) String() string {
 func (*SessionMoveQuery) ProtoMessage() {}
 
 func (x *SessionMoveQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[4]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +465,7 @@ func (x *SessionMoveQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionMoveQuery.ProtoReflect.Descriptor instead.
 func (*SessionMoveQuery) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{4}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{5}
 }
 
 // SessionUsageQuery asks the owner in which tiers the blocks of sessions are.
@@ -430,7 +479,7 @@ type SessionUsageQuery struct {
 
 func (x *SessionUsageQuery) Reset() {
 	*x = SessionUsageQuery{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[5]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +491,7 @@ func (x *SessionUsageQuery) String() string {
 func (*SessionUsageQuery) ProtoMessage() {}
 
 func (x *SessionUsageQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[5]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +504,7 @@ func (x *SessionUsageQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionUsageQuery.ProtoReflect.Descriptor instead.
 func (*SessionUsageQuery) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{5}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SessionUsageQuery) GetSessions() []string {
@@ -468,7 +517,7 @@ func (x *SessionUsageQuery) GetSessions() []string {
 // SessionUsages answers it.
 type SessionUsages struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One per session asked for; without tiers where the receiver does not own it.
+	// One per session asked for.
 	Sessions      []*SessionUsage `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -476,7 +525,7 @@ type SessionUsages struct {
 
 func (x *SessionUsages) Reset() {
 	*x = SessionUsages{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[6]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +537,7 @@ func (x *SessionUsages) String() string {
 func (*SessionUsages) ProtoMessage() {}
 
 func (x *SessionUsages) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[6]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +550,7 @@ func (x *SessionUsages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionUsages.ProtoReflect.Descriptor instead.
 func (*SessionUsages) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{6}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SessionUsages) GetSessions() []*SessionUsage {
@@ -517,14 +566,16 @@ type SessionUsage struct {
 	// What each tier has; each block counts in the fastest one.
 	Tiers []*TierAmount `protobuf:"bytes,1,rep,name=tiers,proto3" json:"tiers,omitempty"`
 	// Blocks that are in none.
-	AbsentBlocks  uint64 `protobuf:"varint,2,opt,name=absent_blocks,json=absentBlocks,proto3" json:"absent_blocks,omitempty"`
+	AbsentBlocks uint64 `protobuf:"varint,2,opt,name=absent_blocks,json=absentBlocks,proto3" json:"absent_blocks,omitempty"`
+	// The receiver owns it; else the fields above are empty.
+	Known         bool `protobuf:"varint,3,opt,name=known,proto3" json:"known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionUsage) Reset() {
 	*x = SessionUsage{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[7]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +587,7 @@ func (x *SessionUsage) String() string {
 func (*SessionUsage) ProtoMessage() {}
 
 func (x *SessionUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[7]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +600,7 @@ func (x *SessionUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionUsage.ProtoReflect.Descriptor instead.
 func (*SessionUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{7}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SessionUsage) GetTiers() []*TierAmount {
@@ -564,6 +615,13 @@ func (x *SessionUsage) GetAbsentBlocks() uint64 {
 		return x.AbsentBlocks
 	}
 	return 0
+}
+
+func (x *SessionUsage) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
 }
 
 // BlockQuery asks a node what it lacks of blocks that the asker has.
@@ -581,7 +639,7 @@ type BlockQuery struct {
 
 func (x *BlockQuery) Reset() {
 	*x = BlockQuery{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -593,7 +651,7 @@ func (x *BlockQuery) String() string {
 func (*BlockQuery) ProtoMessage() {}
 
 func (x *BlockQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[8]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -606,7 +664,7 @@ func (x *BlockQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockQuery.ProtoReflect.Descriptor instead.
 func (*BlockQuery) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{8}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *BlockQuery) GetNamespace() []byte {
@@ -641,7 +699,7 @@ type BlockLacks struct {
 
 func (x *BlockLacks) Reset() {
 	*x = BlockLacks{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +711,7 @@ func (x *BlockLacks) String() string {
 func (*BlockLacks) ProtoMessage() {}
 
 func (x *BlockLacks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[9]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +724,7 @@ func (x *BlockLacks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockLacks.ProtoReflect.Descriptor instead.
 func (*BlockLacks) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{9}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *BlockLacks) GetParts() []byte {
@@ -695,7 +753,7 @@ type PullBlocks struct {
 
 func (x *PullBlocks) Reset() {
 	*x = PullBlocks{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +765,7 @@ func (x *PullBlocks) String() string {
 func (*PullBlocks) ProtoMessage() {}
 
 func (x *PullBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[10]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +778,7 @@ func (x *PullBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullBlocks.ProtoReflect.Descriptor instead.
 func (*PullBlocks) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{10}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PullBlocks) GetNamespace() []byte {
@@ -771,7 +829,7 @@ type PulledBlocks struct {
 
 func (x *PulledBlocks) Reset() {
 	*x = PulledBlocks{}
-	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +841,7 @@ func (x *PulledBlocks) String() string {
 func (*PulledBlocks) ProtoMessage() {}
 
 func (x *PulledBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_peers_proto_msgTypes[11]
+	mi := &file_kvtier_v1_peers_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +854,7 @@ func (x *PulledBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PulledBlocks.ProtoReflect.Descriptor instead.
 func (*PulledBlocks) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PulledBlocks) GetBytes() uint64 {
@@ -817,7 +875,7 @@ var File_kvtier_v1_peers_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvtier/v1/peers.proto\x12\tkvtier.v1\x1a\x18kvtier/v1/sessions.proto\x1a\x15kvtier/v1/types.proto\"\x80\x01\n" +
+	"\x15kvtier/v1/peers.proto\x12\tkvtier.v1\x1a\x19kvtier/v1/directory.proto\x1a\x18kvtier/v1/sessions.proto\x1a\x15kvtier/v1/types.proto\"\x80\x01\n" +
 	"\fSessionNames\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1f\n" +
@@ -829,16 +887,18 @@ const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1d\n" +
 	"\n" +
 	"from_block\x18\x02 \x01(\x04R\tfromBlock\x12\x19\n" +
-	"\bto_block\x18\x03 \x01(\x04R\atoBlock\"\x8b\x03\n" +
+	"\bto_block\x18\x03 \x01(\x04R\atoBlock\"\x82\x03\n" +
 	"\vSessionCall\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x129\n" +
-	"\x06append\x18\x02 \x01(\v2\x1f.kvtier.v1.AppendSessionRequestH\x00R\x06append\x129\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x120\n" +
+	"\x03get\x18\x02 \x01(\v2\x1c.kvtier.v1.GetSessionRequestH\x00R\x03get\x129\n" +
 	"\x06retain\x18\x03 \x01(\v2\x1f.kvtier.v1.RetainSessionRequestH\x00R\x06retain\x126\n" +
 	"\x05share\x18\x04 \x01(\v2\x1e.kvtier.v1.ShareSessionRequestH\x00R\x05share\x12<\n" +
 	"\amigrate\x18\x05 \x01(\v2 .kvtier.v1.MigrateSessionRequestH\x00R\amigrate\x121\n" +
 	"\x04move\x18\x06 \x01(\v2\x1b.kvtier.v1.SessionMoveQueryH\x00R\x04move\x12;\n" +
 	"\x06cancel\x18\a \x01(\v2!.kvtier.v1.CancelMigrationRequestH\x00R\x06cancelB\x06\n" +
-	"\x04call\"T\n" +
+	"\x04call\"@\n" +
+	"\fSessionOwned\x120\n" +
+	"\x06record\x18\x01 \x01(\v2\x18.kvtier.v1.SessionRecordR\x06record\"T\n" +
 	"\fSessionReply\x12,\n" +
 	"\x05error\x18\x01 \x01(\v2\x16.kvtier.v1.ErrorDetailR\x05error\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\fR\x06answer\"\x12\n" +
@@ -846,10 +906,11 @@ const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\x11SessionUsageQuery\x12\x1a\n" +
 	"\bsessions\x18\x01 \x03(\tR\bsessions\"D\n" +
 	"\rSessionUsages\x123\n" +
-	"\bsessions\x18\x01 \x03(\v2\x17.kvtier.v1.SessionUsageR\bsessions\"`\n" +
+	"\bsessions\x18\x01 \x03(\v2\x17.kvtier.v1.SessionUsageR\bsessions\"v\n" +
 	"\fSessionUsage\x12+\n" +
 	"\x05tiers\x18\x01 \x03(\v2\x15.kvtier.v1.TierAmountR\x05tiers\x12#\n" +
-	"\rabsent_blocks\x18\x02 \x01(\x04R\fabsentBlocks\"a\n" +
+	"\rabsent_blocks\x18\x02 \x01(\x04R\fabsentBlocks\x12\x14\n" +
+	"\x05known\x18\x03 \x01(\bR\x05known\"a\n" +
 	"\n" +
 	"BlockQuery\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\fR\tnamespace\x12\x1f\n" +
@@ -883,45 +944,48 @@ func file_kvtier_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvtier_v1_peers_proto_rawDescData
 }
 
-var file_kvtier_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvtier_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvtier_v1_peers_proto_goTypes = []any{
 	(*SessionNames)(nil),           // 0: kvtier.v1.SessionNames
 	(*SessionNamesQuery)(nil),      // 1: kvtier.v1.SessionNamesQuery
 	(*SessionCall)(nil),            // 2: kvtier.v1.SessionCall
-	(*SessionReply)(nil),           // 3: kvtier.v1.SessionReply
-	(*SessionMoveQuery)(nil),       // 4: kvtier.v1.SessionMoveQuery
-	(*SessionUsageQuery)(nil),      // 5: kvtier.v1.SessionUsageQuery
-	(*SessionUsages)(nil),          // 6: kvtier.v1.SessionUsages
-	(*SessionUsage)(nil),           // 7: kvtier.v1.SessionUsage
-	(*BlockQuery)(nil),             // 8: kvtier.v1.BlockQuery
-	(*BlockLacks)(nil),             // 9: kvtier.v1.BlockLacks
-	(*PullBlocks)(nil),             // 10: kvtier.v1.PullBlocks
-	(*PulledBlocks)(nil),           // 11: kvtier.v1.PulledBlocks
-	(*AppendSessionRequest)(nil),   // 12: kvtier.v1.AppendSessionRequest
-	(*RetainSessionRequest)(nil),   // 13: kvtier.v1.RetainSessionRequest
-	(*ShareSessionRequest)(nil),    // 14: kvtier.v1.ShareSessionRequest
-	(*MigrateSessionRequest)(nil),  // 15: kvtier.v1.MigrateSessionRequest
-	(*CancelMigrationRequest)(nil), // 16: kvtier.v1.CancelMigrationRequest
-	(*ErrorDetail)(nil),            // 17: kvtier.v1.ErrorDetail
-	(*TierAmount)(nil),             // 18: kvtier.v1.TierAmount
-	(Tier)(0),                      // 19: kvtier.v1.Tier
+	(*SessionOwned)(nil),           // 3: kvtier.v1.SessionOwned
+	(*SessionReply)(nil),           // 4: kvtier.v1.SessionReply
+	(*SessionMoveQuery)(nil),       // 5: kvtier.v1.SessionMoveQuery
+	(*SessionUsageQuery)(nil),      // 6: kvtier.v1.SessionUsageQuery
+	(*SessionUsages)(nil),          // 7: kvtier.v1.SessionUsages
+	(*SessionUsage)(nil),           // 8: kvtier.v1.SessionUsage
+	(*BlockQuery)(nil),             // 9: kvtier.v1.BlockQuery
+	(*BlockLacks)(nil),             // 10: kvtier.v1.BlockLacks
+	(*PullBlocks)(nil),             // 11: kvtier.v1.PullBlocks
+	(*PulledBlocks)(nil),           // 12: kvtier.v1.PulledBlocks
+	(*GetSessionRequest)(nil),      // 13: kvtier.v1.GetSessionRequest
+	(*RetainSessionRequest)(nil),   // 14: kvtier.v1.RetainSessionRequest
+	(*ShareSessionRequest)(nil),    // 15: kvtier.v1.ShareSessionRequest
+	(*MigrateSessionRequest)(nil),  // 16: kvtier.v1.MigrateSessionRequest
+	(*CancelMigrationRequest)(nil), // 17: kvtier.v1.CancelMigrationRequest
+	(*SessionRecord)(nil),          // 18: kvtier.v1.SessionRecord
+	(*ErrorDetail)(nil),            // 19: kvtier.v1.ErrorDetail
+	(*TierAmount)(nil),             // 20: kvtier.v1.TierAmount
+	(Tier)(0),                      // 21: kvtier.v1.Tier
 }
 var file_kvtier_v1_peers_proto_depIdxs = []int32{
-	12, // 0: kvtier.v1.SessionCall.append:type_name -> kvtier.v1.AppendSessionRequest
-	13, // 1: kvtier.v1.SessionCall.retain:type_name -> kvtier.v1.RetainSessionRequest
-	14, // 2: kvtier.v1.SessionCall.share:type_name -> kvtier.v1.ShareSessionRequest
-	15, // 3: kvtier.v1.SessionCall.migrate:type_name -> kvtier.v1.MigrateSessionRequest
-	4,  // 4: kvtier.v1.SessionCall.move:type_name -> kvtier.v1.SessionMoveQuery
-	16, // 5: kvtier.v1.SessionCall.cancel:type_name -> kvtier.v1.CancelMigrationRequest
-	17, // 6: kvtier.v1.SessionReply.error:type_name -> kvtier.v1.ErrorDetail
-	7,  // 7: kvtier.v1.SessionUsages.sessions:type_name -> kvtier.v1.SessionUsage
-	18, // 8: kvtier.v1.SessionUsage.tiers:type_name -> kvtier.v1.TierAmount
-	19, // 9: kvtier.v1.PullBlocks.tier:type_name -> kvtier.v1.Tier
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	13, // 0: kvtier.v1.SessionCall.get:type_name -> kvtier.v1.GetSessionRequest
+	14, // 1: kvtier.v1.SessionCall.retain:type_name -> kvtier.v1.RetainSessionRequest
+	15, // 2: kvtier.v1.SessionCall.share:type_name -> kvtier.v1.ShareSessionRequest
+	16, // 3: kvtier.v1.SessionCall.migrate:type_name -> kvtier.v1.MigrateSessionRequest
+	5,  // 4: kvtier.v1.SessionCall.move:type_name -> kvtier.v1.SessionMoveQuery
+	17, // 5: kvtier.v1.SessionCall.cancel:type_name -> kvtier.v1.CancelMigrationRequest
+	18, // 6: kvtier.v1.SessionOwned.record:type_name -> kvtier.v1.SessionRecord
+	19, // 7: kvtier.v1.SessionReply.error:type_name -> kvtier.v1.ErrorDetail
+	8,  // 8: kvtier.v1.SessionUsages.sessions:type_name -> kvtier.v1.SessionUsage
+	20, // 9: kvtier.v1.SessionUsage.tiers:type_name -> kvtier.v1.TierAmount
+	21, // 10: kvtier.v1.PullBlocks.tier:type_name -> kvtier.v1.Tier
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_peers_proto_init() }
@@ -929,10 +993,11 @@ func file_kvtier_v1_peers_proto_init() {
 	if File_kvtier_v1_peers_proto != nil {
 		return
 	}
+	file_kvtier_v1_directory_proto_init()
 	file_kvtier_v1_sessions_proto_init()
 	file_kvtier_v1_types_proto_init()
 	file_kvtier_v1_peers_proto_msgTypes[2].OneofWrappers = []any{
-		(*SessionCall_Append)(nil),
+		(*SessionCall_Get)(nil),
 		(*SessionCall_Retain)(nil),
 		(*SessionCall_Share)(nil),
 		(*SessionCall_Migrate)(nil),
@@ -945,7 +1010,7 @@ func file_kvtier_v1_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_peers_proto_rawDesc), len(file_kvtier_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -40,8 +40,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// SessionsService opens, grows, finds and moves sessions. Every call may go to any
-// node. A session is named by its tenant and its name: callers with a tenant see
+// SessionsService opens, grows, finds and moves sessions. Open and append go to the
+// node that the engine is attached to, every other call to any node. A session is named by its tenant and its name: callers with a tenant see
 // their own, operators name the tenant.
 type SessionsServiceClient interface {
 	// OpenSession opens a session at this node, or opens it again. It takes a session
@@ -203,8 +203,8 @@ func (c *sessionsServiceClient) CancelMigration(ctx context.Context, in *CancelM
 // All implementations must embed UnimplementedSessionsServiceServer
 // for forward compatibility.
 //
-// SessionsService opens, grows, finds and moves sessions. Every call may go to any
-// node. A session is named by its tenant and its name: callers with a tenant see
+// SessionsService opens, grows, finds and moves sessions. Open and append go to the
+// node that the engine is attached to, every other call to any node. A session is named by its tenant and its name: callers with a tenant see
 // their own, operators name the tenant.
 type SessionsServiceServer interface {
 	// OpenSession opens a session at this node, or opens it again. It takes a session

@@ -152,7 +152,7 @@ func (p port) Dial(ctx context.Context, address string) (net.Conn, error) {
 			case l.conns <- there:
 				return here, nil
 			default:
-				here.Close()
+				_ = here.Close()
 				return nil, errors.New("connection refused: backlog is full")
 			}
 		}
@@ -190,7 +190,7 @@ func (l *inlet) Close() error {
 		for {
 			select {
 			case c := <-l.conns:
-				c.Close()
+				_ = c.Close()
 				continue
 			default:
 			}
