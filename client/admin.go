@@ -18,9 +18,10 @@ import (
 // sentinels of package paging, ErrDenied for a caller who is no operator. A call
 // whose context has no deadline is bounded by Config.CallTimeout.
 type Admin struct {
-	conn    *grpc.ClientConn
-	service kvtierv1.AdminServiceClient
-	timeout time.Duration
+	conn     *grpc.ClientConn
+	service  kvtierv1.AdminServiceClient
+	sessions kvtierv1.SessionsServiceClient
+	timeout  time.Duration
 }
 
 // OpenAdmin makes an Admin of the node that cfg names; of cfg it reads Socket,
@@ -34,7 +35,7 @@ func OpenAdmin(cfg Config) (*Admin, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w (%w)", err, paging.ErrInvalid)
 	}
-	return &Admin{conn: conn, service: kvtierv1.NewAdminServiceClient(conn), timeout: cfg.CallTimeout}, nil
+	return &Admin{conn: conn, service: kvtierv1.NewAdminServiceClient(conn), sessions: kvtierv1.NewSessionsServiceClient(conn), timeout: cfg.CallTimeout}, nil
 }
 
 // Close ends the connection.

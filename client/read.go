@@ -46,6 +46,11 @@ type FetchRequest struct {
 	Timeout     time.Duration // time that the node may take to bring pages up; 0: only what is there
 	TTL         time.Duration // of the lease; 0: the node's default
 	ForGroup    bool          // decide for the group: Lease.AdoptToken
+
+	// Session names blocks From to To (0: its end) of a session of the tenant, in place
+	// of Names, First and Namespace. Namespace is then read to know the layout.
+	Session  string
+	From, To uint64
 }
 
 // Lookup tells the usable prefix of a chain for some parts (0: all) and the tier
@@ -83,7 +88,7 @@ func (c *Client) Lookup(ctx context.Context, ns paging.NamespaceID, names []pagi
 // left, else by Timeout + Config.CallTimeout. A streamed Fetch is cut to what
 // Config.PrivateBytes has room for (ReasonNoSpace beyond).
 func (c *Client) Fetch(ctx context.Context, r FetchRequest) (*Lease, error) {
-	packed, err := pack(r.Names)
+	packed, rows, err := r.chain()
 	if err != nil {
 		return nil, fmt.Errorf("fetch: %w", err)
 	}
@@ -96,16 +101,69 @@ func (c *Client) Fetch(ctx context.Context, r FetchRequest) (*Lease, error) {
 	}
 	c.counts.fetches.Add(1)
 	if l.mux == nil {
+		if r.Session != "" {
+			if r.Names, err = l.sessionNames(ctx, &r); err != nil {
+				return nil, fmt.Errorf("fetch: %w", err)
+			}
+			r.First = int(r.From)
+		}
 		return l.fetchBytes(ctx, &r)
 	}
-	lease, err := l.fetch(ctx, &r, packed)
+	lease, err := l.fetch(ctx, &r, packed, rows)
 	if err != nil {
 		return nil, fmt.Errorf("fetch: %w", err)
 	}
 	return lease, nil
 }
 
-func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte) (*Lease, error) {
+// chain is the names of the request, packed, and how many rows it has at most.
+func (r *FetchRequest) chain() (packed []byte, rows int, err error) {
+	if r.Session == "" {
+		packed, err = pack(r.Names)
+		return packed, len(r.Names), err
+	}
+	if len(r.Names) > 0 || r.Mode == ModeSet || r.To != 0 && r.To <= r.From {
+		return nil, 0, fmt.Errorf("blocks %d to %d of session %q: a session names a prefix, and no other names go with it: %w", r.From, r.To, r.Session, paging.ErrInvalid)
+	}
+	if rows = paging.MaxCallBlocks; r.To != 0 {
+		rows = int(min(r.To-r.From, paging.MaxCallBlocks))
+	}
+	return nil, rows, nil
+}
+
+// sessionNames asks for the names of a session's blocks.
+func (l *link) sessionNames(ctx context.Context, r *FetchRequest) ([]paging.BlockName, error) {
+	to := r.To
+	if to == 0 {
+		to = r.From + paging.MaxCallBlocks
+	}
+	var resp *kvtierv1.GetSessionResponse
+	err := l.unary(ctx, "session", l.client.cfg.CallTimeout, func(ctx context.Context) (err error) {
+		resp, err = kvtierv1.NewSessionsServiceClient(l.conn).GetSession(ctx, &kvtierv1.GetSessionRequest{Session: r.Session, FromBlock: r.From, ToBlock: to})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	packed := resp.GetBlockNames()
+	if len(packed) == 0 || len(packed)%32 != 0 {
+		return nil, fmt.Errorf("session %q has no blocks from %d on: %w", r.Session, r.From, paging.ErrNotFound)
+	}
+	names := make([]paging.BlockName, len(packed)/32)
+	for i := range names {
+		names[i] = paging.BlockName(packed[32*i:])
+	}
+	return names, nil
+}
+
+func (r *FetchRequest) sessionRange() *kvtierv1.SessionRange {
+	if r.Session == "" {
+		return nil
+	}
+	return &kvtierv1.SessionRange{Session: r.Session, FromBlock: r.From, ToBlock: r.To}
+}
+
+func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte, rows int) (*Lease, error) {
 	timeout := r.Timeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = max(min(timeout, time.Until(deadline)-answerTime), 0)
@@ -113,7 +171,7 @@ func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte) (*Leas
 	req := &kvtierv1.FetchRequest{
 		NamespaceId: r.Namespace[:], BlockNames: packed, FirstBlock: uint32(r.First), PrefixLease: r.PrefixLease,
 		Parts: uint64(r.Parts), Mode: r.Mode.wire(), WantedTier: kvtierv1.Tier(r.Wanted),
-		Timeout: span(timeout), LeaseTtl: span(r.TTL), ForGroup: r.ForGroup,
+		Timeout: span(timeout), LeaseTtl: span(r.TTL), ForGroup: r.ForGroup, SessionRange: r.sessionRange(),
 	}
 	var resp *kvtierv1.FetchResponse
 	budget := timeout + l.client.cfg.CallTimeout
@@ -144,7 +202,7 @@ func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte) (*Leas
 	if lease.Parts == 0 {
 		lease.Parts = r.Parts
 	}
-	return lease, l.accept(ctx, lease, l.client.namespace(r.Namespace), r.Mode, len(r.Names))
+	return lease, l.accept(ctx, lease, l.client.namespace(r.Namespace), r.Mode, rows)
 }
 
 var errAnswer = fmt.Errorf("the node answered something else: %w", paging.ErrInvalid)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/rpc"
+	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/tier"
 )
 
@@ -65,6 +66,7 @@ type attachment struct {
 	device      deviceMemory
 	prefetches  map[uint64]*prefetch
 	outbox      outbox
+	watched     *sessions.Watch // nil: no session is watched
 }
 
 type namespaceEntry struct {
@@ -79,6 +81,7 @@ type outbox struct {
 	revoked  []uint64
 	stopping time.Duration
 	progress bool // some prefetch has news
+	sessions bool // some session that is watched has changed
 }
 
 // Events implements rpc.Attachment.
@@ -99,9 +102,12 @@ func (a *attachment) Next(ev *rpc.Event) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ev.Extents, ev.Revoked, ev.Stopping = a.outbox.extents, a.outbox.revoked, a.outbox.stopping
-	ev.Progress = a.progressLocked(nil)
+	ev.Progress, ev.Sessions = a.progressLocked(nil), nil
+	if a.outbox.sessions {
+		ev.Sessions = a.watched.Take()
+	}
 	a.outbox = outbox{}
-	return len(ev.Extents) > 0 || len(ev.Revoked) > 0 || ev.Stopping > 0 || len(ev.Progress) > 0
+	return len(ev.Sessions) > 0 || len(ev.Extents) > 0 || len(ev.Revoked) > 0 || ev.Stopping > 0 || len(ev.Progress) > 0
 }
 
 // notifyLocked wakes whoever drains the outbox.

@@ -62,7 +62,7 @@ func (a *attachment) Prefetch(_ context.Context, r *rpc.PrefetchRequest) (rpc.Pr
 	left := int64(len(names)) * rowBytes // what is still taken of the budget
 	defer func() { a.node.prefetching.Add(-left) }()
 	deadline := time.Now().Add(r.Timeout)
-	promotion, err := a.node.hier.Promote(tier.PromoteRequest{Namespace: r.Namespace, Names: names, Parts: parts, Priority: r.Priority, Deadline: deadline}) //nolint:contextcheck // what it brings outlives the call, bounded by the deadline
+	promotion, err := a.node.hier.Promote(tier.PromoteRequest{Namespace: r.Namespace, Names: names, First: r.First, Parts: parts, Priority: r.Priority, Deadline: deadline}) //nolint:contextcheck // what it brings outlives the call, bounded by the deadline
 	if err != nil {
 		return rpc.PrefetchResult{}, err
 	}

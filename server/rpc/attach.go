@@ -35,7 +35,7 @@ func (p *pagesService) Attach(stream attachServer) error {
 	if !caller.Local {
 		return fmt.Errorf("attach is served on the unix socket only: use ReadPages and WritePages here: %w", paging.ErrIncompatible)
 	}
-	s := &attachStream{stream: stream, calls: p.calls, slow: make(chan struct{}, maxSlowFetches)}
+	s := &attachStream{stream: stream, node: p.node, tenant: caller.Tenant, calls: p.calls, slow: make(chan struct{}, maxSlowFetches)}
 	s.reader.request = new(kvtierv1.AttachRequest)
 	first := make(chan error, 1)
 	next := make(chan struct{})
@@ -83,6 +83,8 @@ func streamEnd(err error) error {
 // attachStream is one attachment stream.
 type attachStream struct {
 	stream attachServer
+	node   Node
+	tenant string
 	att    Attachment
 	calls  *calls
 	slow   chan struct{} // one token per fetch that waits for I/O
@@ -214,6 +216,11 @@ func (s *attachStream) sendEvent(ev *Event) error {
 			return err
 		}
 	}
+	for _, e := range ev.Sessions {
+		if err := s.send(&kvtierv1.AttachResponse{Message: &kvtierv1.AttachResponse_Session{Session: e}}); err != nil {
+			return err
+		}
+	}
 	if ev.Stopping > 0 {
 		return s.send(&kvtierv1.AttachResponse{Message: &kvtierv1.AttachResponse_Stopping{
 			Stopping: &kvtierv1.Stopping{Within: durationpb.New(ev.Stopping)},
@@ -260,20 +267,22 @@ func (s *attachStream) serveFetch(request uint64, m *kvtierv1.FetchRequest) erro
 		timed.end(paging.ErrInvalid)
 		return invalid("a fetch without request_id: nobody would release its lease")
 	}
-	if err := r.scratch.fetch(m, &r.fetch); err != nil {
-		timed.end(err)
-		return s.fail(request, err)
-	}
-	r.result.Reset()
-	done, err := s.att.FetchResident(&r.fetch, &r.result)
-	switch {
-	case err != nil:
-		timed.end(err)
-		return s.fail(request, err)
-	case done:
-		err := s.send(r.fetchAnswer.fill(request, &r.result))
-		timed.end(err)
-		return err
+	if m.GetSessionRange() == nil { // else its names have to be found, which may take a while
+		if err := r.scratch.fetch(m, &r.fetch); err != nil {
+			timed.end(err)
+			return s.fail(request, err)
+		}
+		r.result.Reset()
+		done, err := s.att.FetchResident(&r.fetch, &r.result)
+		switch {
+		case err != nil:
+			timed.end(err)
+			return s.fail(request, err)
+		case done:
+			err := s.send(r.fetchAnswer.fill(request, &r.result))
+			timed.end(err)
+			return err
+		}
 	}
 	select {
 	case s.slow <- struct{}{}:
@@ -290,11 +299,24 @@ func (s *attachStream) serveFetch(request uint64, m *kvtierv1.FetchRequest) erro
 	return nil
 }
 
+// fill replaces a session range by the names of its blocks.
+func (s *attachStream) fill(m *kvtierv1.FetchRequest) error {
+	ctx, cancel := context.WithTimeout(s.stream.Context(), rangeWithin)
+	defer cancel()
+	return fill(ctx, s.node, s.tenant, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, &m.FirstBlock})
+}
+
+// rangeWithin bounds the wait for the names of a session.
+const rangeWithin = 5 * time.Second
+
 // fetchSlow answers a fetch that waits for I/O.
 func (s *attachStream) fetchSlow(request uint64, m *kvtierv1.FetchRequest) error {
 	var scratch scratch
 	var r FetchRequest
 	var res FetchResult
+	if err := s.fill(m); err != nil {
+		return s.fail(request, err)
+	}
 	if err := scratch.fetch(m, &r); err != nil {
 		return s.fail(request, err)
 	}

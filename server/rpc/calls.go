@@ -41,12 +41,14 @@ var methods = []string{
 	"RegisterRegion", "DropRegion", "FetchInto",
 	"GetStatus", "ListTiers", "ListBlocks", "GetBlock", "ListAttachments", "ListNodes", "Explain", "SaveSnapshot", "RestoreSnapshot",
 	"Locate",
+	"OpenSession", "AppendSession", "GetSession", "ListSessions", "ShareSession", "RetainSession", "CloseSession", "WatchSessions", "MigrateSession", "CancelMigration",
 }
 
 // Indexes of the first methods of the services after the first.
 const (
 	firstAdmin   = 21
 	firstCluster = 30
+	firstSession = 31
 )
 
 // CallMetrics counts the calls of one kind since the start.
@@ -82,6 +84,8 @@ func newCalls(maxInFlight int, admin func(ctx context.Context, changes bool) err
 	for i, m := range methods {
 		prefix := "/kvtier.v1.PagesService/"
 		switch {
+		case i >= firstSession:
+			prefix = "/kvtier.v1.SessionsService/"
 		case i >= firstCluster:
 			prefix = "/kvtier.v1.ClusterService/"
 		case i >= firstAdmin:

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
+	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 )
 
 // ID is an attachment id, an attempt token or an adopt token: 16 random bytes.
@@ -27,6 +28,8 @@ type Node interface {
 	Locate(ctx context.Context, c Caller, r *LocateRequest) (LocateResult, error)
 	// Keep does one retention verb to each named block.
 	Keep(ctx context.Context, c Caller, r *KeepRequest) ([]byte, error)
+	// Sessions are those of the node's cluster. paging.ErrIncompatible: it is of none.
+	Sessions() (Sessions, error)
 	// Pages gives the byte streams of clients that are not co-located.
 	Pages
 }
@@ -84,6 +87,8 @@ type Attachment interface {
 	Err() error
 	// Detach says that the stream ended.
 	Detach()
+	// WatchSession has events tell of a session of the attachment's tenant from now on.
+	WatchSession(session string) error
 }
 
 // Reader is the reading half of an attachment.
@@ -176,6 +181,7 @@ type Event struct {
 	Extents  []Extent
 	Revoked  []uint64
 	Progress []Progress
+	Sessions []*kvtierv1.SessionEvent
 	Stopping time.Duration // time until the sockets close
 }
 
@@ -325,6 +331,7 @@ type Retention struct {
 type PrefetchRequest struct {
 	Namespace paging.NamespaceID
 	Names     []paging.BlockName
+	First     int
 	Parts     paging.PartSet
 	Tier      uint8
 	Priority  uint8

@@ -85,6 +85,12 @@ func (p *pagesService) Lookup(ctx context.Context, m *kvtierv1.LookupRequest) (*
 	if err != nil {
 		return nil, err
 	}
+	if m.GetSessionRange().GetFromBlock() != 0 {
+		return nil, invalid("session_range begins at block %d: a lookup begins at block 0", m.GetSessionRange().GetFromBlock())
+	}
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, nil}); err != nil {
+		return nil, err
+	}
 	s := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(s)
 	r := LookupRequest{Parts: paging.PartSet(m.GetParts())}
@@ -105,6 +111,9 @@ func (p *pagesService) Lookup(ctx context.Context, m *kvtierv1.LookupRequest) (*
 func (p *pagesService) Fetch(ctx context.Context, m *kvtierv1.FetchRequest) (*kvtierv1.FetchResponse, error) {
 	att, err := p.attachment(ctx, m.GetAttachment())
 	if err != nil {
+		return nil, err
+	}
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, &m.FirstBlock}); err != nil {
 		return nil, err
 	}
 	s := p.scratch.Get().(*scratch)
@@ -289,6 +298,9 @@ func (p *pagesService) Prefetch(ctx context.Context, m *kvtierv1.PrefetchRequest
 	if err != nil {
 		return nil, err
 	}
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, &m.FirstBlock}); err != nil {
+		return nil, err
+	}
 	s := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(s)
 	if m.GetPriority() > 100 {
@@ -297,7 +309,7 @@ func (p *pagesService) Prefetch(ctx context.Context, m *kvtierv1.PrefetchRequest
 	if t := m.GetTier(); t != kvtierv1.Tier_TIER_UNSPECIFIED && t != kvtierv1.Tier_TIER_RAM {
 		return nil, invalid("tier is %v: this node prefetches to TIER_RAM", t)
 	}
-	r := PrefetchRequest{Parts: paging.PartSet(m.GetParts()), Tier: uint8(m.GetTier()), Priority: uint8(m.GetPriority())}
+	r := PrefetchRequest{First: int(m.GetFirstBlock()), Parts: paging.PartSet(m.GetParts()), Tier: uint8(m.GetTier()), Priority: uint8(m.GetPriority())}
 	if r.Namespace, err = namespaceID(m.GetNamespaceId()); err != nil {
 		return nil, err
 	}
@@ -335,6 +347,9 @@ func (p *pagesService) Retain(ctx context.Context, m *kvtierv1.RetainRequest) (*
 		return nil, invalid("retention is missing")
 	}
 	r.Retention = *ret
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, nil}); err != nil {
+		return nil, err
+	}
 	outcomes, err := p.keep(ctx, &r, m.GetNamespaceId(), m.GetBlockNames())
 	if err != nil {
 		return nil, err
@@ -344,6 +359,9 @@ func (p *pagesService) Retain(ctx context.Context, m *kvtierv1.RetainRequest) (*
 
 // Demote moves blocks down.
 func (p *pagesService) Demote(ctx context.Context, m *kvtierv1.DemoteRequest) (*kvtierv1.DemoteResponse, error) {
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, nil}); err != nil {
+		return nil, err
+	}
 	outcomes, err := p.keep(ctx, &KeepRequest{Verb: VerbDemote, From: uint8(m.GetFrom())}, m.GetNamespaceId(), m.GetBlockNames())
 	if err != nil {
 		return nil, err
@@ -353,6 +371,9 @@ func (p *pagesService) Demote(ctx context.Context, m *kvtierv1.DemoteRequest) (*
 
 // Drop forgets blocks.
 func (p *pagesService) Drop(ctx context.Context, m *kvtierv1.DropRequest) (*kvtierv1.DropResponse, error) {
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, nil}); err != nil {
+		return nil, err
+	}
 	outcomes, err := p.keep(ctx, &KeepRequest{Verb: VerbDrop}, m.GetNamespaceId(), m.GetBlockNames())
 	if err != nil {
 		return nil, err
@@ -364,6 +385,9 @@ func (p *pagesService) Drop(ctx context.Context, m *kvtierv1.DropRequest) (*kvti
 func (p *pagesService) Pin(ctx context.Context, m *kvtierv1.PinRequest) (*kvtierv1.PinResponse, error) {
 	ttl, err := duration("ttl", m.GetTtl(), 0, math.MaxInt64)
 	if err != nil {
+		return nil, err
+	}
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, nil}); err != nil {
 		return nil, err
 	}
 	outcomes, err := p.keep(ctx, &KeepRequest{Verb: VerbPin, TTL: ttl}, m.GetNamespaceId(), m.GetBlockNames())

@@ -44,8 +44,12 @@ func (p *pagesService) ReadPages(m *kvtierv1.ReadPagesRequest, stream grpc.Serve
 func (p *pagesService) open(ctx context.Context, caller Caller, m *kvtierv1.ReadPagesRequest) (Reading, error) {
 	s := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(s)
-	r := FetchRequest{First: int(m.GetFirstBlock()), Parts: paging.PartSet(m.GetParts())}
-	var err error
+	r := FetchRequest{Parts: paging.PartSet(m.GetParts())}
+	err := fill(ctx, p.node, caller.Tenant, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, &m.FirstBlock})
+	if err != nil {
+		return nil, err
+	}
+	r.First = int(m.GetFirstBlock())
 	if r.Namespace, err = namespaceID(m.GetNamespaceId()); err != nil {
 		return nil, err
 	}

@@ -55,6 +55,9 @@ func (p *pagesService) FetchInto(ctx context.Context, m *kvtierv1.FetchIntoReque
 	if err != nil {
 		return nil, err
 	}
+	if err := p.fill(ctx, m.GetSessionRange(), chainFields{&m.NamespaceId, &m.BlockNames, &m.FirstBlock}); err != nil {
+		return nil, err
+	}
 	s := p.scratch.Get().(*scratch)
 	defer p.scratch.Put(s)
 	r := FetchIntoRequest{First: int(m.GetFirstBlock()), Parts: paging.PartSet(m.GetParts()), Region: m.GetRegionId()}

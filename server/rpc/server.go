@@ -85,6 +85,7 @@ func New(cfg Config) *Server {
 	kvtierv1.RegisterPagesServiceServer(s.grpc, s.pages)
 	kvtierv1.RegisterAdminServiceServer(s.grpc, cfg.Admin)
 	kvtierv1.RegisterClusterServiceServer(s.grpc, &clusterService{node: cfg.Node, accounts: cfg.Accounts})
+	kvtierv1.RegisterSessionsServiceServer(s.grpc, &sessionsService{node: cfg.Node, accounts: cfg.Accounts})
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	s.SetServing(false)
@@ -101,6 +102,7 @@ func (s *Server) SetServing(ok bool) {
 	s.health.SetServingStatus(kvtierv1.PagesService_ServiceDesc.ServiceName, status)
 	s.health.SetServingStatus(kvtierv1.AdminService_ServiceDesc.ServiceName, status)
 	s.health.SetServingStatus(kvtierv1.ClusterService_ServiceDesc.ServiceName, status)
+	s.health.SetServingStatus(kvtierv1.SessionsService_ServiceDesc.ServiceName, status)
 }
 
 // Serve accepts connections on l until Stop. It takes ownership of l.

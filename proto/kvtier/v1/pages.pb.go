@@ -1728,7 +1728,8 @@ type LookupRequest struct {
 	BlockNames []byte `protobuf:"bytes,2,opt,name=block_names,json=blockNames,proto3" json:"block_names,omitempty"`
 	// Part set that must be present. 0: all parts of the layout.
 	Parts uint64 `protobuf:"varint,3,opt,name=parts,proto3" json:"parts,omitempty"`
-	// Blocks of a session in place of block_names. Absent: block_names is read.
+	// Blocks of a session, from its first, in place of block_names. Absent: block_names is
+	// read.
 	SessionRange  *SessionRange `protobuf:"bytes,4,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3016,8 +3017,11 @@ type PrefetchRequest struct {
 	Priority uint32 `protobuf:"varint,6,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Time after which the pages are no longer wanted. 0: 30 s. At most 10 min.
 	Timeout *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// Blocks of a session in place of block_names. Absent: block_names is read.
-	SessionRange  *SessionRange `protobuf:"bytes,8,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
+	// Blocks of a session in place of block_names, and of first_block. Absent:
+	// block_names is read.
+	SessionRange *SessionRange `protobuf:"bytes,8,opt,name=session_range,json=sessionRange,proto3" json:"session_range,omitempty"`
+	// Position of the first named block in its chain. 0: it is the first.
+	FirstBlock    uint32 `protobuf:"varint,9,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3106,6 +3110,13 @@ func (x *PrefetchRequest) GetSessionRange() *SessionRange {
 		return x.SessionRange
 	}
 	return nil
+}
+
+func (x *PrefetchRequest) GetFirstBlock() uint32 {
+	if x != nil {
+		return x.FirstBlock
+	}
+	return 0
 }
 
 // PrefetchResponse is a ticket.
@@ -5171,7 +5182,7 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"attachment\x18\x01 \x01(\fR\n" +
 	"attachment\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\fR\aattempt\"\x0f\n" +
-	"\rAbortResponse\"\xbf\x02\n" +
+	"\rAbortResponse\"\xe0\x02\n" +
 	"\x0fPrefetchRequest\x12\x1e\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\fR\n" +
@@ -5183,7 +5194,9 @@ const file_kvtier_v1_pages_proto_rawDesc = "" +
 	"\x04tier\x18\x05 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bpriority\x18\x06 \x01(\rR\bpriority\x123\n" +
 	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12<\n" +
-	"\rsession_range\x18\b \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\"z\n" +
+	"\rsession_range\x18\b \x01(\v2\x17.kvtier.v1.SessionRangeR\fsessionRange\x12\x1f\n" +
+	"\vfirst_block\x18\t \x01(\rR\n" +
+	"firstBlock\"z\n" +
 	"\x10PrefetchResponse\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\x04R\x06ticket\x12'\n" +
 	"\x0fadmitted_blocks\x18\x02 \x01(\rR\x0eadmittedBlocks\x12%\n" +

@@ -499,7 +499,7 @@ class AbortResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefetchRequest(_message.Message):
-    __slots__ = ("attachment", "namespace_id", "block_names", "parts", "tier", "priority", "timeout", "session_range")
+    __slots__ = ("attachment", "namespace_id", "block_names", "parts", "tier", "priority", "timeout", "session_range", "first_block")
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +508,7 @@ class PrefetchRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     SESSION_RANGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     attachment: bytes
     namespace_id: bytes
     block_names: bytes
@@ -516,7 +517,8 @@ class PrefetchRequest(_message.Message):
     priority: int
     timeout: _duration_pb2.Duration
     session_range: SessionRange
-    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ...) -> None: ...
+    first_block: int
+    def __init__(self, attachment: _Optional[bytes] = ..., namespace_id: _Optional[bytes] = ..., block_names: _Optional[bytes] = ..., parts: _Optional[int] = ..., tier: _Optional[_Union[_types_pb2.Tier, str]] = ..., priority: _Optional[int] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., session_range: _Optional[_Union[SessionRange, _Mapping]] = ..., first_block: _Optional[int] = ...) -> None: ...
 
 class PrefetchResponse(_message.Message):
     __slots__ = ("ticket", "admitted_blocks", "refused_blocks")
