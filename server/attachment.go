@@ -66,7 +66,7 @@ type attachment struct {
 	device      deviceMemory
 	prefetches  map[uint64]*prefetch
 	outbox      outbox
-	watched     *sessions.Watch // nil: no session is watched
+	watched     *sessions.Watch // of those opened with this attachment; nil: none was
 }
 
 type namespaceEntry struct {
@@ -81,7 +81,6 @@ type outbox struct {
 	revoked  []uint64
 	stopping time.Duration
 	progress bool // some prefetch has news
-	sessions bool // some session that is watched has changed
 }
 
 // Events implements rpc.Attachment.
@@ -100,13 +99,14 @@ func (a *attachment) Err() error {
 // Next implements rpc.Attachment.
 func (a *attachment) Next(ev *rpc.Event) bool {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	ev.Extents, ev.Revoked, ev.Stopping = a.outbox.extents, a.outbox.revoked, a.outbox.stopping
 	ev.Progress, ev.Sessions = a.progressLocked(nil), nil
-	if a.outbox.sessions {
-		ev.Sessions = a.watched.Take()
-	}
 	a.outbox = outbox{}
+	watched := a.watched
+	a.mu.Unlock()
+	if watched != nil { // it signals as the outbox does
+		ev.Sessions = watched.Take()
+	}
 	return len(ev.Sessions) > 0 || len(ev.Extents) > 0 || len(ev.Revoked) > 0 || ev.Stopping > 0 || len(ev.Progress) > 0
 }
 
@@ -140,10 +140,15 @@ func (a *attachment) Detach() {
 	}
 	attempts, prefetches := a.attempts, a.prefetches
 	a.attempts, a.prefetches = nil, nil
+	watched := a.watched
+	a.watched = nil
 	for _, t := range attempts {
 		a.leaveRegionLocked(t)
 	}
 	a.mu.Unlock()
+	if watched != nil {
+		watched.Close()
+	}
 
 	for _, t := range attempts {
 		t.tier.Abort()

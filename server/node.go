@@ -40,6 +40,8 @@ type node struct {
 	names      *sessions.Store   // of the blocks of sessions; likewise
 	ctx        context.Context   // ends when the node closes
 	cancel     context.CancelFunc
+	intake     context.Context // ends when the node begins to stop
+	endIntake  context.CancelFunc
 	workers    sync.WaitGroup
 	trust      *trust.Source // of certificates; nil: none is configured
 	rpcMetrics func() rpc.Metrics

@@ -119,6 +119,7 @@ func (s *Server) openNode(ctx context.Context, cfg Config, o Options, clustered 
 	n.attachments.max = cfg.MaxAttachments
 	n.leaseIDs.Store(randomLease())
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	n.intake, n.endIntake = context.WithCancel(n.ctx)
 	s.node = n
 	if cfg.HBMBytes > 0 {
 		if o.Drivers.HBM == nil {
@@ -316,6 +317,7 @@ func (s *Server) Close() error {
 		defer cancel()
 		n.log.Info("node stops", "within", n.cfg.StopWithin)
 		n.stopping.Store(true)
+		n.endIntake()
 		s.rpc.SetServing(false)
 		n.attachments.close()
 		for _, a := range n.attachments.all() {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/kvtier/kvtier/client"
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/proto/kvstatus"
+	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/server/servertest"
 )
@@ -170,6 +172,92 @@ func dialFar(t *testing.T, n testNode) *client.Client {
 		}
 	})
 	return c
+}
+
+// sessionEvent reads events of the attachment until one of a session is as wanted.
+func (e *rawEngine) sessionEvent(what string, wanted func(*kvtierv1.SessionEvent) bool) {
+	e.t.Helper()
+	for {
+		m, err := e.stream.Recv()
+		if err != nil {
+			e.t.Fatalf("%s: %v", what, err)
+		}
+		if ev := m.GetSession(); ev != nil && wanted(ev) {
+			return
+		}
+	}
+}
+
+// An engine that opens a session with its attachment is told of it on its stream; who
+// watches is told on that of the watch; a node that stops ends both at once.
+func TestSessionFace(t *testing.T) {
+	n := startNode(t, clusterConfig(t, ""))
+	e := n.raw(t, "", &kvtierv1.Hello{})
+	ns := e.register(4096, 1)
+	c := kvtierv1.NewSessionsServiceClient(e.conn)
+	if _, err := c.OpenSession(t.Context(), &kvtierv1.OpenSessionRequest{Session: "s", NamespaceId: ns, Attachment: make([]byte, 16)}); !errors.Is(kvstatus.Err(err), paging.ErrUnknownAttachment) {
+		t.Errorf("open with nobody's attachment: %v", err)
+	}
+	a, err := c.OpenSession(t.Context(), &kvtierv1.OpenSessionRequest{Session: "s", NamespaceId: ns, Attachment: e.id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := a.GetSession(); s.GetSession() != "s" || s.GetTenant() != "default" || s.GetEpoch() != 1 || s.GetState() != kvtierv1.SessionState_SESSION_STATE_ACTIVE {
+		t.Errorf("opened: %v", s)
+	}
+	e.sessionEvent("how it is", func(ev *kvtierv1.SessionEvent) bool { return ev.GetSession() == "s" && ev.GetEpoch() == 1 })
+	watch, err := c.WatchSessions(t.Context(), &kvtierv1.WatchSessionsRequest{Sessions: []string{"s", "other"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for range 2 {
+		m, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[m.GetEvent().GetSession()] = m.GetEvent().GetGone()
+	}
+	if gone, known := seen["s"]; gone || !known || !seen["other"] {
+		t.Errorf("first events: %v, want s to be there and other to be gone", seen)
+	}
+	names := blockNames(0, 40)
+	r, err := c.AppendSession(t.Context(), &kvtierv1.AppendSessionRequest{Session: "s", BlockNames: packNames(names), Epoch: 1})
+	if err != nil || r.GetBlocks() != 40 || r.GetTokens() != 640 {
+		t.Fatalf("append: %v, %v", r, err)
+	}
+	e.sessionEvent("what was appended", func(ev *kvtierv1.SessionEvent) bool { return ev.GetBlocks() == 40 })
+	got, err := c.GetSession(t.Context(), &kvtierv1.GetSessionRequest{Session: "s", FromBlock: 10, ToBlock: 20, Usage: true, Placement: true})
+	if err != nil || string(got.GetBlockNames()) != string(packNames(names[10:20])) || got.GetSession().GetAbsentBlocks() != 40 {
+		t.Errorf("get: %v, %v", got, err)
+	}
+	list, err := c.ListSessions(t.Context(), &kvtierv1.ListSessionsRequest{})
+	if err != nil || len(list.GetSessions()) != 1 || list.GetSessions()[0].GetBlocks() != 40 {
+		t.Errorf("list: %v, %v", list, err)
+	}
+	if _, err := c.CloseSession(t.Context(), &kvtierv1.CloseSessionRequest{Session: "s"}); err != nil {
+		t.Error(err)
+	}
+	e.sessionEvent("its end", func(ev *kvtierv1.SessionEvent) bool { return ev.GetGone() })
+
+	// Only the node's stop ends a watch of which nothing happens.
+	idle, err := c.WatchSessions(t.Context(), &kvtierv1.WatchSessionsRequest{Sessions: []string{"other"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := idle.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := n.Stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > n.Config.StopWithin/4 {
+		t.Errorf("a stop took %v: the watches held it up", took)
+	}
+	if _, err := idle.Recv(); !errors.Is(kvstatus.Err(err), paging.ErrUnavailable) {
+		t.Errorf("a watch of a node that stopped: %v", err)
+	}
 }
 
 // A node that is of no cluster says so, and how to make it one.

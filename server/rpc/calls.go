@@ -194,10 +194,10 @@ func (c *calls) authorize(ctx context.Context, method string) error {
 // changing are the methods of the AdminService that change something.
 var changing = map[string]bool{"RestoreSnapshot": true}
 
-// stream does the same for streaming calls. Attachments have a bound of their
-// own and are long: they take no place.
+// stream does the same for streaming calls. Attachments and those who watch sessions
+// have bounds of their own and are long: they take no place.
 func (c *calls) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if !strings.HasSuffix(info.FullMethod, "/Attach") {
+	if !strings.HasSuffix(info.FullMethod, "/Attach") && !strings.HasSuffix(info.FullMethod, "/WatchSessions") {
 		if err := c.enter(); err != nil {
 			return kvstatus.Status(err)
 		}

@@ -12,7 +12,8 @@ import (
 
 // Bounds of watching.
 const (
-	maxWatched  = 1024 // sessions that a Watch names
+	maxWatched  = 1024  // sessions that a Watch names
+	maxFollowed = 65536 // sessions that are added to one of Follow
 	maxWatchers = 4096
 	maxPending  = 4096 // changed sessions that wait to be told; beyond it all are told anew
 )
@@ -22,6 +23,8 @@ const (
 type Watch struct {
 	m       *Manager
 	names   map[string]struct{} // full; nil: all of the tenant
+	most    int                 // of names
+	follows bool                // sessions that are gone are not watched any more
 	tenant  string              // "": all
 	signal  chan struct{}
 	pending map[string]struct{} // guarded by Manager.mu
@@ -34,23 +37,39 @@ func (m *Manager) Watch(tenant string, sessions []string) (*Watch, error) {
 	if err := m.ready(); err != nil {
 		return nil, err
 	}
-	w := &Watch{m: m, tenant: tenant, signal: make(chan struct{}, 1), all: true, pending: map[string]struct{}{}}
+	w := &Watch{m: m, tenant: tenant, signal: make(chan struct{}, 1), most: maxWatched, all: true, pending: map[string]struct{}{}}
 	w.signal <- struct{}{}
+	return w, m.enter(w, sessions)
+}
+
+// Follow is Watch of the sessions that are added later, up to 65,536, each until it is
+// gone. signal, which has room for one, is signalled when Take has something; others may
+// signal it too.
+func (m *Manager) Follow(tenant string, signal chan struct{}) (*Watch, error) {
+	if err := m.ready(); err != nil {
+		return nil, err
+	}
+	w := &Watch{m: m, tenant: tenant, signal: signal, most: maxFollowed, follows: true, names: map[string]struct{}{}, pending: map[string]struct{}{}}
+	return w, m.enter(w, nil)
+}
+
+// enter puts a new watch of sessions on the books.
+func (m *Manager) enter(w *Watch, sessions []string) error {
 	if len(sessions) > maxWatched {
-		return nil, fmt.Errorf("%d sessions to watch, want at most %d: %w", len(sessions), maxWatched, paging.ErrInvalid)
+		return fmt.Errorf("%d sessions to watch, want at most %d: %w", len(sessions), maxWatched, paging.ErrInvalid)
 	}
 	for _, name := range sessions {
 		if err := w.Add(name); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.mu.watchers) >= maxWatchers {
-		return nil, fmt.Errorf("%d watch sessions here already: %w", maxWatchers, paging.ErrUnavailable)
+		return fmt.Errorf("%d watch sessions here already: %w", maxWatchers, paging.ErrUnavailable)
 	}
 	m.mu.watchers[w] = struct{}{}
-	return w, nil
+	return nil
 }
 
 // Add has one more session watched, of the tenant of the Watch, which has one.
@@ -64,8 +83,8 @@ func (w *Watch) Add(session string) error {
 	if w.names == nil {
 		w.names = map[string]struct{}{}
 	}
-	if len(w.names) >= maxWatched {
-		return fmt.Errorf("%d sessions are watched already: %w", maxWatched, paging.ErrInvalid)
+	if _, again := w.names[full]; !again && len(w.names) >= w.most {
+		return fmt.Errorf("%d sessions are watched already: %w", w.most, paging.ErrInvalid)
 	}
 	w.names[full] = struct{}{}
 	w.pending[full] = struct{}{}
@@ -122,10 +141,30 @@ func (w *Watch) Take() (events []*kvtierv1.SessionEvent) {
 			})
 		}
 	}
+	var over []string
 	for _, full := range names {
-		events = append(events, m.event(full))
+		e := m.event(full)
+		events = append(events, e)
+		if e.GetGone() && w.follows {
+			over = append(over, full)
+		}
 	}
+	w.forget(over)
 	return events
+}
+
+// forget ends the watch of sessions that are gone, unless they were added again meanwhile.
+func (w *Watch) forget(names []string) {
+	if len(names) == 0 {
+		return
+	}
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	for _, full := range names {
+		if _, again := w.pending[full]; !again {
+			delete(w.names, full)
+		}
+	}
 }
 
 // event is how a session is now.

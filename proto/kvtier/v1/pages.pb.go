@@ -1001,7 +1001,8 @@ func (x *SessionEvent) GetOwnerAddress() string {
 	return ""
 }
 
-// SessionRange is blocks of a session, in place of their names.
+// SessionRange is blocks of a session, in place of their names. The namespace_id of the
+// request is that of the session, or empty.
 type SessionRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the session, of the caller's tenant.
