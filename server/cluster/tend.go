@@ -140,7 +140,7 @@ func (n *Node) lead(now time.Time) {
 		for _, x := range s.Nodes() {
 			records = append(records, placement.NodeRecord{
 				ID: x.ID, Incarnation: x.Incarnation, Status: placement.NodeStatus(x.State),
-				For: time.Duration(clock-x.SinceMillis) * time.Millisecond, Claims: x.Claims,
+				For: time.Duration(clock-x.SinceMillis) * time.Millisecond, Claims: x.Claims, Drained: x.Drained(),
 			})
 		}
 		if now.Sub(n.looked) < lookEvery {

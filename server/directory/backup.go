@@ -151,6 +151,9 @@ type Summary struct {
 	Nodes      []NodeSummary // in order of their numbers
 	Namespaces []NamespaceSummary
 	Claims     int64
+	Sessions   int64
+	Plans      int64 // that run or are remembered
+	Audit      int64 // records of the audit trail
 	Requests   int64 // ids of commands that are remembered
 	Bytes      int64
 }
@@ -257,6 +260,15 @@ func (in *inspection) visit(_ int, record *kvtierv1.DirectoryRecord) error {
 			in.claims[binary.LittleEndian.Uint16(b[changeBytes:])]++
 			in.Claims++
 		}
+		return nil
+	case *kvtierv1.DirectoryRecord_Session:
+		in.Sessions++
+		return nil
+	case *kvtierv1.DirectoryRecord_Plan:
+		in.Plans++
+		return nil
+	case *kvtierv1.DirectoryRecord_Audit:
+		in.Audit += int64(len(r.Audit.GetRecords()))
 		return nil
 	}
 	return fmt.Errorf("record of a kind that this version does not know: upgrade this program: %w", paging.ErrIncompatible)

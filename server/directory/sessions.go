@@ -2,6 +2,7 @@ package directory
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -162,6 +163,9 @@ func (s *State) session(c *kvtierv1.SessionCommand) Result {
 				return r
 			}
 		}
+		if x != nil && change.Close.GetForced() {
+			s.audit(byCluster, sessionClosed, c.GetSession(), fmt.Sprintf("owner %s, epoch %d", s.nameOf(x.GetOwner()), x.GetEpoch()))
+		}
 		s.sessions.remove(c.GetSession())
 		return OK
 	case *kvtierv1.SessionCommand_TakeOver:
@@ -226,7 +230,8 @@ func (s *State) openSession(name string, node placement.NodeID, x *Session, c *k
 		return Invalid
 	}
 	copy(ns[:], c.GetNamespaceId())
-	if s.nodes[node] == nil {
+	owner := s.nodes[node]
+	if owner == nil {
 		return Unknown
 	}
 	if x != nil {
@@ -234,6 +239,9 @@ func (s *State) openSession(name string, node placement.NodeID, x *Session, c *k
 			return NotOwner
 		}
 		return OK // opened again: what it was stays
+	}
+	if !takes(owner) {
+		return Full // it is emptied: nothing new is placed there
 	}
 	if _, known := s.namespaces[ns]; !known {
 		return Unknown
@@ -350,6 +358,7 @@ func (s *State) commitMove(c *kvtierv1.SessionCommand, node placement.NodeID, x 
 	next.Owner, next.Epoch, next.Sequence, next.Moves = x.GetTarget(), x.GetEpoch()+1, 0, x.GetMoves()+1
 	next.State, next.Move, next.Target, next.Second = active, nil, nil, nil
 	s.sessions.put(next)
+	s.auditOwner(sessionMoved, x, next)
 	return OK
 }
 
@@ -371,11 +380,15 @@ func (s *State) takeOver(c *kvtierv1.SessionCommand, node placement.NodeID, x *S
 	if n := s.nodes[owner]; owner == node || n != nil && n.State != kvtierv1.NodeState_NODE_STATE_DOWN && n.State != kvtierv1.NodeState_NODE_STATE_LEFT {
 		return OwnerAlive
 	}
+	if !takes(s.nodes[node]) {
+		return Full
+	}
 	next := clone(x)
 	next.Owner, next.Epoch, next.Sequence, next.Moves = slices.Clone(node[:]), x.GetEpoch()+1, 0, x.GetMoves()+1
 	next.State, next.Move, next.Target, next.Second = active, nil, nil, nil
 	next.Chain, next.UsedUnixMs = proto.CloneOf(t.GetChain()), s.nowMillis
 	s.sessions.put(next)
+	s.auditOwner(sessionTakenOver, x, next)
 	return OK
 }
 

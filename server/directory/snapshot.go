@@ -39,6 +39,8 @@ type Snapshot struct {
 	requests   []*kvtierv1.RequestsRecord
 	claims     *[shardCount][]claim
 	sessions   *[shardCount]map[string]*Session
+	plans      []*Plan
+	audit      []*kvtierv1.AuditRecords
 }
 
 // Snapshot captures the state. It copies everything but claims, whose shards it
@@ -47,6 +49,7 @@ func (s *State) Snapshot() *Snapshot {
 	snap := &Snapshot{
 		header: &kvtierv1.SnapshotHeader{Version: snapshotVersion, NowUnixMs: s.nowMillis, Applied: s.applied},
 		claims: s.claims.freeze(), sessions: s.sessions.freeze(),
+		plans: s.Plans(), audit: s.trail.records(),
 	}
 	if s.ruled {
 		snap.header.MaxClaims = s.maxClaims
@@ -83,6 +86,7 @@ func (n *Node) record() *kvtierv1.NodeRecord {
 	}
 	return &kvtierv1.NodeRecord{
 		Joined: joined, State: n.State, SinceUnixMs: n.SinceMillis, Sequence: n.Sequence, Gap: n.Gap, Number: uint32(n.number),
+		Withdrawal: n.Withdrawal,
 	}
 }
 
@@ -146,6 +150,16 @@ func (snap *Snapshot) records() func(yield func(*kvtierv1.DirectoryRecord) bool)
 				if !yield(&kvtierv1.DirectoryRecord{Record: &kvtierv1.DirectoryRecord_Session{Session: x}}) {
 					return
 				}
+			}
+		}
+		for _, p := range snap.plans {
+			if !yield(&kvtierv1.DirectoryRecord{Record: &kvtierv1.DirectoryRecord_Plan{Plan: p}}) {
+				return
+			}
+		}
+		for _, a := range snap.audit {
+			if !yield(&kvtierv1.DirectoryRecord{Record: &kvtierv1.DirectoryRecord_Audit{Audit: a}}) {
+				return
 			}
 		}
 		for shard := range snap.claims {
@@ -248,6 +262,16 @@ func (s *State) restore(_ int, record *kvtierv1.DirectoryRecord) error {
 			return fmt.Errorf("session record: %w", paging.ErrCorrupt)
 		}
 		return nil
+	case *kvtierv1.DirectoryRecord_Plan:
+		if !s.restorePlan(r.Plan) {
+			return fmt.Errorf("plan record: %w", paging.ErrCorrupt)
+		}
+		return nil
+	case *kvtierv1.DirectoryRecord_Audit:
+		if !s.restoreAudit(r.Audit) {
+			return fmt.Errorf("audit record: %w", paging.ErrCorrupt)
+		}
+		return nil
 	}
 	return fmt.Errorf("record of a kind that this version does not know: upgrade this node: %w", paging.ErrIncompatible)
 }
@@ -264,7 +288,7 @@ func (s *State) restoreNode(r *kvtierv1.NodeRecord) error {
 	j := r.GetJoined()
 	n := &Node{
 		ID: id, Incarnation: placement.Incarnation(j.GetIncarnation()), Name: j.GetName(), PeerAddress: j.GetPeerAddress(), RPCAddress: j.GetRpcAddress(),
-		State: r.GetState(), SinceMillis: r.GetSinceUnixMs(), Sequence: r.GetSequence(), Gap: r.GetGap(),
+		State: r.GetState(), SinceMillis: r.GetSinceUnixMs(), Sequence: r.GetSequence(), Gap: r.GetGap(), Withdrawal: r.GetWithdrawal(),
 		number: uint16(number), digests: new([bucketCount]uint64),
 	}
 	for _, t := range j.GetCapacity() {

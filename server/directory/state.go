@@ -46,6 +46,7 @@ type Node struct {
 	Sequence    uint64 // last claim sequence applied in this incarnation
 	Gap         bool   // a batch is missing: the owner must repair
 	Claims      int64  // claims held
+	Withdrawal  kvtierv1.Withdrawal
 
 	number  uint16
 	digests *[bucketCount]uint64
@@ -77,6 +78,8 @@ type State struct {
 	claims     claimTable
 	sessions   sessionTable
 	requests   requestLog
+	plans      map[planID]*Plan
+	trail      auditLog
 }
 
 type namespaceRecord struct {
@@ -93,6 +96,7 @@ func NewState(maxClaims int64) *State {
 		numbers:    make([]*Node, 1),
 		namespaces: map[paging.NamespaceID]namespaceRecord{},
 		requests:   requestLog{results: map[requestID]Result{}},
+		plans:      map[planID]*Plan{},
 	}
 }
 
@@ -142,6 +146,26 @@ func (s *State) apply(c *kvtierv1.DirectoryCommand) (Result, error) {
 		return s.session(c.Session), nil
 	case *kvtierv1.DirectoryCommand_ExpireSessions:
 		return s.expireSessions(c.ExpireSessions), nil
+	default:
+		return s.applyPlan(c)
+	}
+}
+
+// applyPlan applies what operators do, and the plans that they start.
+func (s *State) applyPlan(c any) (Result, error) {
+	switch c := c.(type) {
+	case *kvtierv1.DirectoryCommand_StartPlan:
+		return s.startPlan(c.StartPlan), nil
+	case *kvtierv1.DirectoryCommand_StepPlan:
+		return s.stepPlan(c.StepPlan), nil
+	case *kvtierv1.DirectoryCommand_RoundPlan:
+		return s.roundPlan(c.RoundPlan), nil
+	case *kvtierv1.DirectoryCommand_TurnPlan:
+		return s.turnPlan(c.TurnPlan), nil
+	case *kvtierv1.DirectoryCommand_UndrainNode:
+		return s.undrainNode(c.UndrainNode), nil
+	case *kvtierv1.DirectoryCommand_AppendAudit:
+		return s.appendAudit(c.AppendAudit), nil
 	}
 	return Invalid, fmt.Errorf("directory command of a kind that this version does not know: upgrade this node: %w", paging.ErrIncompatible)
 }
@@ -176,12 +200,13 @@ func (s *State) joinNode(c *kvtierv1.JoinNode) Result {
 	for _, t := range c.GetCapacity() {
 		n.Capacity = append(n.Capacity, TierBytes{t.GetTier(), t.GetBytes()})
 	}
-	s.enter(n, kvtierv1.NodeState_NODE_STATE_UP)
+	s.enterSeen(n)
 	return OK
 }
 
 func (s *State) enter(n *Node, state kvtierv1.NodeState) {
 	if n.State != state {
+		s.audit(byCluster, nodeWord(state), s.nameOf(n.ID[:]), "")
 		n.State, n.SinceMillis = state, s.nowMillis
 	}
 }
@@ -228,7 +253,15 @@ func (s *State) setNodeState(c *kvtierv1.SetNodeState) Result {
 	if _, known := kvtierv1.NodeState_name[int32(c.GetState())]; !known || c.GetState() == kvtierv1.NodeState_NODE_STATE_UNSPECIFIED {
 		return Invalid
 	}
-	s.enter(n, c.GetState())
+	switch c.GetState() {
+	case kvtierv1.NodeState_NODE_STATE_UP: // it is seen, which does not undo what an operator said
+		s.enterSeen(n)
+	case kvtierv1.NodeState_NODE_STATE_DRAINING:
+		n.Withdrawal = kvtierv1.Withdrawal_WITHDRAWAL_DRAINING
+		s.enter(n, c.GetState())
+	default:
+		s.enter(n, c.GetState())
+	}
 	return OK
 }
 

@@ -61,6 +61,7 @@ func everyCommand() []*kvtierv1.DirectoryCommand {
 		{Command: &kvtierv1.DirectoryCommand_SetNodeState{SetNodeState: &kvtierv1.SetNodeState{Node: gone[:], Incarnation: 1, State: down}}},
 		{Command: &kvtierv1.DirectoryCommand_RemoveNode{RemoveNode: &kvtierv1.RemoveNode{Node: gone[:]}}},
 	}
+	commands = append(commands, everyPlanCommand(a, b)...)
 	for i, c := range commands {
 		c.NowUnixMs = 1_700_000_000_000 + int64(i)
 	}

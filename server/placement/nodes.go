@@ -23,6 +23,7 @@ type NodeRecord struct {
 	Status      NodeStatus
 	For         time.Duration // how long it has had this status
 	Claims      int64
+	Drained     bool // an operator emptied it: that it is seen does not bring it back
 }
 
 // Patience is how long a leader waits before it acts.
@@ -80,7 +81,7 @@ func tend(r *NodeRecord, m Member, self bool, p Patience) TendKind {
 	alive := self || m.Seen && !m.Left
 	serves := r.Status == Up || r.Status == Draining
 	switch {
-	case alive && (r.Status == Down || r.Status == Departed):
+	case alive && (r.Status == Down || r.Status == Departed && !r.Drained):
 		return MarkUp
 	case alive:
 		return 0

@@ -12,7 +12,7 @@ import (
 
 // TestNodes replays scripts: a line per record of the directory, as "3 down 61s
 // claims 5", followed by what gossip says of the node: "seen" (default), "gone 12s",
-// "left", or "unseen": gossip never heard of it. Node 1 leads and has looked for as
+// "left", or "unseen": gossip never heard of it; "drained": an operator emptied it. Node 1 leads and has looked for as
 // long as the command says, an hour if it does not; a node is down after 5 s, its
 // claims go after 1 min, its record after 24 h.
 func TestNodes(t *testing.T) {
@@ -40,6 +40,8 @@ func TestNodes(t *testing.T) {
 			m, heard := Member{ID: r.ID, Seen: true}, true
 			for i := 3; i < len(f); i++ {
 				switch f[i] {
+				case "drained":
+					r.Drained = true
 				case "claims":
 					i++
 					if r.Claims, err = strconv.ParseInt(f[i], 10, 64); err != nil {

@@ -143,6 +143,299 @@ func (SessionState) EnumDescriptor() ([]byte, []int) {
 	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{1}
 }
 
+// Withdrawal is whether an operator takes a node out of the cluster.
+type Withdrawal int32
+
+const (
+	// Nobody does.
+	Withdrawal_WITHDRAWAL_UNSPECIFIED Withdrawal = 0
+	// It is being emptied.
+	Withdrawal_WITHDRAWAL_DRAINING Withdrawal = 1
+	// It was emptied, and has left.
+	Withdrawal_WITHDRAWAL_DRAINED Withdrawal = 2
+)
+
+// Enum value maps for Withdrawal.
+var (
+	Withdrawal_name = map[int32]string{
+		0: "WITHDRAWAL_UNSPECIFIED",
+		1: "WITHDRAWAL_DRAINING",
+		2: "WITHDRAWAL_DRAINED",
+	}
+	Withdrawal_value = map[string]int32{
+		"WITHDRAWAL_UNSPECIFIED": 0,
+		"WITHDRAWAL_DRAINING":    1,
+		"WITHDRAWAL_DRAINED":     2,
+	}
+)
+
+func (x Withdrawal) Enum() *Withdrawal {
+	p := new(Withdrawal)
+	*p = x
+	return p
+}
+
+func (x Withdrawal) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Withdrawal) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[2].Descriptor()
+}
+
+func (Withdrawal) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[2]
+}
+
+func (x Withdrawal) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Withdrawal.Descriptor instead.
+func (Withdrawal) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{2}
+}
+
+// PlanKind is what a plan is for.
+type PlanKind int32
+
+const (
+	// Never sent.
+	PlanKind_PLAN_KIND_UNSPECIFIED PlanKind = 0
+	// A node is emptied.
+	PlanKind_PLAN_KIND_DRAIN PlanKind = 1
+	// Sessions move from nodes that have more than their share.
+	PlanKind_PLAN_KIND_REBALANCE PlanKind = 2
+)
+
+// Enum value maps for PlanKind.
+var (
+	PlanKind_name = map[int32]string{
+		0: "PLAN_KIND_UNSPECIFIED",
+		1: "PLAN_KIND_DRAIN",
+		2: "PLAN_KIND_REBALANCE",
+	}
+	PlanKind_value = map[string]int32{
+		"PLAN_KIND_UNSPECIFIED": 0,
+		"PLAN_KIND_DRAIN":       1,
+		"PLAN_KIND_REBALANCE":   2,
+	}
+)
+
+func (x PlanKind) Enum() *PlanKind {
+	p := new(PlanKind)
+	*p = x
+	return p
+}
+
+func (x PlanKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PlanKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[3].Descriptor()
+}
+
+func (PlanKind) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[3]
+}
+
+func (x PlanKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PlanKind.Descriptor instead.
+func (PlanKind) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{3}
+}
+
+// PlanState is how a plan is.
+type PlanState int32
+
+const (
+	// Never sent.
+	PlanState_PLAN_STATE_UNSPECIFIED PlanState = 0
+	// It is carried out.
+	PlanState_PLAN_STATE_RUNNING PlanState = 1
+	// It waits for the cluster to be whole.
+	PlanState_PLAN_STATE_PAUSED PlanState = 2
+	// It was carried out.
+	PlanState_PLAN_STATE_DONE PlanState = 3
+	// It ended, and something is left.
+	PlanState_PLAN_STATE_FAILED PlanState = 4
+	// An operator ended it.
+	PlanState_PLAN_STATE_CANCELLED PlanState = 5
+)
+
+// Enum value maps for PlanState.
+var (
+	PlanState_name = map[int32]string{
+		0: "PLAN_STATE_UNSPECIFIED",
+		1: "PLAN_STATE_RUNNING",
+		2: "PLAN_STATE_PAUSED",
+		3: "PLAN_STATE_DONE",
+		4: "PLAN_STATE_FAILED",
+		5: "PLAN_STATE_CANCELLED",
+	}
+	PlanState_value = map[string]int32{
+		"PLAN_STATE_UNSPECIFIED": 0,
+		"PLAN_STATE_RUNNING":     1,
+		"PLAN_STATE_PAUSED":      2,
+		"PLAN_STATE_DONE":        3,
+		"PLAN_STATE_FAILED":      4,
+		"PLAN_STATE_CANCELLED":   5,
+	}
+)
+
+func (x PlanState) Enum() *PlanState {
+	p := new(PlanState)
+	*p = x
+	return p
+}
+
+func (x PlanState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PlanState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[4].Descriptor()
+}
+
+func (PlanState) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[4]
+}
+
+func (x PlanState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PlanState.Descriptor instead.
+func (PlanState) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{4}
+}
+
+// StepKind is what a step does.
+type StepKind int32
+
+const (
+	// Never sent.
+	StepKind_STEP_KIND_UNSPECIFIED StepKind = 0
+	// A session moves.
+	StepKind_STEP_KIND_MOVE StepKind = 1
+	// Blocks that no other node holds and no session has are copied.
+	StepKind_STEP_KIND_COPY StepKind = 2
+	// Such blocks are given up.
+	StepKind_STEP_KIND_DROP StepKind = 3
+)
+
+// Enum value maps for StepKind.
+var (
+	StepKind_name = map[int32]string{
+		0: "STEP_KIND_UNSPECIFIED",
+		1: "STEP_KIND_MOVE",
+		2: "STEP_KIND_COPY",
+		3: "STEP_KIND_DROP",
+	}
+	StepKind_value = map[string]int32{
+		"STEP_KIND_UNSPECIFIED": 0,
+		"STEP_KIND_MOVE":        1,
+		"STEP_KIND_COPY":        2,
+		"STEP_KIND_DROP":        3,
+	}
+)
+
+func (x StepKind) Enum() *StepKind {
+	p := new(StepKind)
+	*p = x
+	return p
+}
+
+func (x StepKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StepKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[5].Descriptor()
+}
+
+func (StepKind) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[5]
+}
+
+func (x StepKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StepKind.Descriptor instead.
+func (StepKind) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{5}
+}
+
+// StepState is how a step is.
+type StepState int32
+
+const (
+	// Never sent.
+	StepState_STEP_STATE_UNSPECIFIED StepState = 0
+	// It was not begun.
+	StepState_STEP_STATE_PENDING StepState = 1
+	// It was begun.
+	StepState_STEP_STATE_RUNNING StepState = 2
+	// It was done.
+	StepState_STEP_STATE_DONE StepState = 3
+	// It was not, for a reason.
+	StepState_STEP_STATE_FAILED StepState = 4
+	// It was not needed any more, for a reason.
+	StepState_STEP_STATE_SKIPPED StepState = 5
+)
+
+// Enum value maps for StepState.
+var (
+	StepState_name = map[int32]string{
+		0: "STEP_STATE_UNSPECIFIED",
+		1: "STEP_STATE_PENDING",
+		2: "STEP_STATE_RUNNING",
+		3: "STEP_STATE_DONE",
+		4: "STEP_STATE_FAILED",
+		5: "STEP_STATE_SKIPPED",
+	}
+	StepState_value = map[string]int32{
+		"STEP_STATE_UNSPECIFIED": 0,
+		"STEP_STATE_PENDING":     1,
+		"STEP_STATE_RUNNING":     2,
+		"STEP_STATE_DONE":        3,
+		"STEP_STATE_FAILED":      4,
+		"STEP_STATE_SKIPPED":     5,
+	}
+)
+
+func (x StepState) Enum() *StepState {
+	p := new(StepState)
+	*p = x
+	return p
+}
+
+func (x StepState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StepState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_v1_directory_proto_enumTypes[6].Descriptor()
+}
+
+func (StepState) Type() protoreflect.EnumType {
+	return &file_kvtier_v1_directory_proto_enumTypes[6]
+}
+
+func (x StepState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StepState.Descriptor instead.
+func (StepState) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{6}
+}
+
 // DirectoryResult is what a command did.
 type DirectoryResult int32
 
@@ -208,11 +501,11 @@ func (x DirectoryResult) String() string {
 }
 
 func (DirectoryResult) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvtier_v1_directory_proto_enumTypes[2].Descriptor()
+	return file_kvtier_v1_directory_proto_enumTypes[7].Descriptor()
 }
 
 func (DirectoryResult) Type() protoreflect.EnumType {
-	return &file_kvtier_v1_directory_proto_enumTypes[2]
+	return &file_kvtier_v1_directory_proto_enumTypes[7]
 }
 
 func (x DirectoryResult) Number() protoreflect.EnumNumber {
@@ -221,7 +514,7 @@ func (x DirectoryResult) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DirectoryResult.Descriptor instead.
 func (DirectoryResult) EnumDescriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{2}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{7}
 }
 
 // DirectoryCommand is one entry of the log.
@@ -251,6 +544,12 @@ type DirectoryCommand struct {
 	//	*DirectoryCommand_Tick
 	//	*DirectoryCommand_Session
 	//	*DirectoryCommand_ExpireSessions
+	//	*DirectoryCommand_StartPlan
+	//	*DirectoryCommand_StepPlan
+	//	*DirectoryCommand_RoundPlan
+	//	*DirectoryCommand_TurnPlan
+	//	*DirectoryCommand_UndrainNode
+	//	*DirectoryCommand_AppendAudit
 	Command       isDirectoryCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -413,6 +712,60 @@ func (x *DirectoryCommand) GetExpireSessions() *ExpireSessions {
 	return nil
 }
 
+func (x *DirectoryCommand) GetStartPlan() *StartPlan {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_StartPlan); ok {
+			return x.StartPlan
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetStepPlan() *StepPlan {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_StepPlan); ok {
+			return x.StepPlan
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetRoundPlan() *RoundPlan {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_RoundPlan); ok {
+			return x.RoundPlan
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetTurnPlan() *TurnPlan {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_TurnPlan); ok {
+			return x.TurnPlan
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetUndrainNode() *UndrainNode {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_UndrainNode); ok {
+			return x.UndrainNode
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryCommand) GetAppendAudit() *AppendAudit {
+	if x != nil {
+		if x, ok := x.Command.(*DirectoryCommand_AppendAudit); ok {
+			return x.AppendAudit
+		}
+	}
+	return nil
+}
+
 type isDirectoryCommand_Command interface {
 	isDirectoryCommand_Command()
 }
@@ -472,6 +825,36 @@ type DirectoryCommand_ExpireSessions struct {
 	ExpireSessions *ExpireSessions `protobuf:"bytes,13,opt,name=expire_sessions,json=expireSessions,proto3,oneof"`
 }
 
+type DirectoryCommand_StartPlan struct {
+	// A plan begins.
+	StartPlan *StartPlan `protobuf:"bytes,15,opt,name=start_plan,json=startPlan,proto3,oneof"`
+}
+
+type DirectoryCommand_StepPlan struct {
+	// Steps of a plan have got further.
+	StepPlan *StepPlan `protobuf:"bytes,16,opt,name=step_plan,json=stepPlan,proto3,oneof"`
+}
+
+type DirectoryCommand_RoundPlan struct {
+	// A plan goes on with other steps.
+	RoundPlan *RoundPlan `protobuf:"bytes,17,opt,name=round_plan,json=roundPlan,proto3,oneof"`
+}
+
+type DirectoryCommand_TurnPlan struct {
+	// A plan pauses, goes on or ends.
+	TurnPlan *TurnPlan `protobuf:"bytes,18,opt,name=turn_plan,json=turnPlan,proto3,oneof"`
+}
+
+type DirectoryCommand_UndrainNode struct {
+	// A node that an operator took out is to take part again.
+	UndrainNode *UndrainNode `protobuf:"bytes,19,opt,name=undrain_node,json=undrainNode,proto3,oneof"`
+}
+
+type DirectoryCommand_AppendAudit struct {
+	// An operator did something that is to be remembered.
+	AppendAudit *AppendAudit `protobuf:"bytes,20,opt,name=append_audit,json=appendAudit,proto3,oneof"`
+}
+
 func (*DirectoryCommand_JoinNode) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_SetNodeState) isDirectoryCommand_Command() {}
@@ -493,6 +876,18 @@ func (*DirectoryCommand_Tick) isDirectoryCommand_Command() {}
 func (*DirectoryCommand_Session) isDirectoryCommand_Command() {}
 
 func (*DirectoryCommand_ExpireSessions) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_StartPlan) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_StepPlan) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_RoundPlan) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_TurnPlan) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_UndrainNode) isDirectoryCommand_Command() {}
+
+func (*DirectoryCommand_AppendAudit) isDirectoryCommand_Command() {}
 
 // Tick moves the clock of the state machine.
 type Tick struct {
@@ -2171,6 +2566,1002 @@ func (x *SessionRecord) GetMoves() uint32 {
 	return 0
 }
 
+// PlanOptions are the bounds of a plan.
+type PlanOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Most bytes a second that a node sends or receives for it. 0: no limit.
+	NodeBytesPerSecond uint64 `protobuf:"varint,1,opt,name=node_bytes_per_second,json=nodeBytesPerSecond,proto3" json:"node_bytes_per_second,omitempty"`
+	// Most bytes a second of all nodes together. 0: no limit.
+	TotalBytesPerSecond uint64 `protobuf:"varint,2,opt,name=total_bytes_per_second,json=totalBytesPerSecond,proto3" json:"total_bytes_per_second,omitempty"`
+	// Time after which it ends, in milliseconds of the state machine's clock. 0: none.
+	DeadlineMs uint64 `protobuf:"varint,3,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
+	// Blocks that were not used lately are given up and not copied.
+	DropCold bool `protobuf:"varint,4,opt,name=drop_cold,json=dropCold,proto3" json:"drop_cold,omitempty"`
+	// Time after its last use that a session or a block is hot, in milliseconds. 0: a
+	// minute.
+	HotWithinMs   uint64 `protobuf:"varint,5,opt,name=hot_within_ms,json=hotWithinMs,proto3" json:"hot_within_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanOptions) Reset() {
+	*x = PlanOptions{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanOptions) ProtoMessage() {}
+
+func (x *PlanOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanOptions.ProtoReflect.Descriptor instead.
+func (*PlanOptions) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PlanOptions) GetNodeBytesPerSecond() uint64 {
+	if x != nil {
+		return x.NodeBytesPerSecond
+	}
+	return 0
+}
+
+func (x *PlanOptions) GetTotalBytesPerSecond() uint64 {
+	if x != nil {
+		return x.TotalBytesPerSecond
+	}
+	return 0
+}
+
+func (x *PlanOptions) GetDeadlineMs() uint64 {
+	if x != nil {
+		return x.DeadlineMs
+	}
+	return 0
+}
+
+func (x *PlanOptions) GetDropCold() bool {
+	if x != nil {
+		return x.DropCold
+	}
+	return false
+}
+
+func (x *PlanOptions) GetHotWithinMs() uint64 {
+	if x != nil {
+		return x.HotWithinMs
+	}
+	return 0
+}
+
+// PlanStep is one step of a plan.
+type PlanStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What.
+	Kind StepKind `protobuf:"varint,1,opt,name=kind,proto3,enum=kvtier.v1.StepKind" json:"kind,omitempty"`
+	// Of a move: the session, "tenant/name".
+	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// Of a move: the epoch that the session had: one that moved meanwhile is left alone.
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Node that has it, 16 bytes.
+	From []byte `protobuf:"bytes,4,opt,name=from,proto3" json:"from,omitempty"`
+	// Node that is to have it, 16 bytes. Empty: none.
+	To []byte `protobuf:"bytes,5,opt,name=to,proto3" json:"to,omitempty"`
+	// Bytes that are expected to be copied, or given up.
+	Bytes uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Of a copy: the blocks were used lately.
+	Hot bool `protobuf:"varint,7,opt,name=hot,proto3" json:"hot,omitempty"`
+	// Why it is in the plan, in one line.
+	Why string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	// How it is.
+	State StepState `protobuf:"varint,9,opt,name=state,proto3,enum=kvtier.v1.StepState" json:"state,omitempty"`
+	// Why it was not done.
+	Reason string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Bytes that were copied, or given up.
+	DoneBytes     uint64 `protobuf:"varint,11,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStep) Reset() {
+	*x = PlanStep{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStep) ProtoMessage() {}
+
+func (x *PlanStep) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStep.ProtoReflect.Descriptor instead.
+func (*PlanStep) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PlanStep) GetKind() StepKind {
+	if x != nil {
+		return x.Kind
+	}
+	return StepKind_STEP_KIND_UNSPECIFIED
+}
+
+func (x *PlanStep) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *PlanStep) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PlanStep) GetFrom() []byte {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *PlanStep) GetTo() []byte {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *PlanStep) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlanStep) GetHot() bool {
+	if x != nil {
+		return x.Hot
+	}
+	return false
+}
+
+func (x *PlanStep) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *PlanStep) GetState() StepState {
+	if x != nil {
+		return x.State
+	}
+	return StepState_STEP_STATE_UNSPECIFIED
+}
+
+func (x *PlanStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PlanStep) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+// PlanRecord is a plan, and how far it is.
+type PlanRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id, 16 bytes.
+	Plan []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// What it is for.
+	Kind PlanKind `protobuf:"varint,2,opt,name=kind,proto3,enum=kvtier.v1.PlanKind" json:"kind,omitempty"`
+	// Of a drain: the node, 16 bytes.
+	Node []byte `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	// Its bounds.
+	Options *PlanOptions `protobuf:"bytes,4,opt,name=options,proto3" json:"options,omitempty"`
+	// Who started it.
+	Who string `protobuf:"bytes,5,opt,name=who,proto3" json:"who,omitempty"`
+	// Steps of this round, at most 2,048.
+	Steps []*PlanStep `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
+	// How it is.
+	State PlanState `protobuf:"varint,7,opt,name=state,proto3,enum=kvtier.v1.PlanState" json:"state,omitempty"`
+	// Why it is so, in one line.
+	Why string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	// Number of the round, from 1: a drain is planned anew as long as something is left.
+	Round uint32 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
+	// When it began, milliseconds since 1970.
+	StartedUnixMs int64 `protobuf:"varint,10,opt,name=started_unix_ms,json=startedUnixMs,proto3" json:"started_unix_ms,omitempty"`
+	// When it ended. 0: it has not.
+	EndedUnixMs int64 `protobuf:"varint,11,opt,name=ended_unix_ms,json=endedUnixMs,proto3" json:"ended_unix_ms,omitempty"`
+	// Sessions that were moved in earlier rounds.
+	MovedSessions uint64 `protobuf:"varint,12,opt,name=moved_sessions,json=movedSessions,proto3" json:"moved_sessions,omitempty"`
+	// Bytes that were copied in earlier rounds.
+	CopiedBytes uint64 `protobuf:"varint,13,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	// Bytes that were left when it ended, and bytes that were given up.
+	LeftBytes uint64 `protobuf:"varint,14,opt,name=left_bytes,json=leftBytes,proto3" json:"left_bytes,omitempty"`
+	// Sessions that were left when it ended.
+	LeftSessions  uint64 `protobuf:"varint,15,opt,name=left_sessions,json=leftSessions,proto3" json:"left_sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRecord) Reset() {
+	*x = PlanRecord{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRecord) ProtoMessage() {}
+
+func (x *PlanRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRecord.ProtoReflect.Descriptor instead.
+func (*PlanRecord) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PlanRecord) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetKind() PlanKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PlanKind_PLAN_KIND_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetOptions() *PlanOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetSteps() []*PlanStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *PlanRecord) GetState() PlanState {
+	if x != nil {
+		return x.State
+	}
+	return PlanState_PLAN_STATE_UNSPECIFIED
+}
+
+func (x *PlanRecord) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *PlanRecord) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetStartedUnixMs() int64 {
+	if x != nil {
+		return x.StartedUnixMs
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetEndedUnixMs() int64 {
+	if x != nil {
+		return x.EndedUnixMs
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetMovedSessions() uint64 {
+	if x != nil {
+		return x.MovedSessions
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetLeftBytes() uint64 {
+	if x != nil {
+		return x.LeftBytes
+	}
+	return 0
+}
+
+func (x *PlanRecord) GetLeftSessions() uint64 {
+	if x != nil {
+		return x.LeftSessions
+	}
+	return 0
+}
+
+// StartPlan begins a plan. One plan of each kind runs at a time, and a drain for each
+// node. A drain makes its node draining.
+type StartPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan, of round 1. What only the state machine knows is not read.
+	Plan          *PlanRecord `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartPlan) Reset() {
+	*x = StartPlan{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartPlan) ProtoMessage() {}
+
+func (x *StartPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartPlan.ProtoReflect.Descriptor instead.
+func (*StartPlan) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StartPlan) GetPlan() *PlanRecord {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// StepPlan says how far steps are.
+type StepPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan, 16 bytes.
+	Plan []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Round that the steps are of.
+	Round uint32 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	// The steps.
+	Results       []*StepResult `protobuf:"bytes,3,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepPlan) Reset() {
+	*x = StepPlan{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepPlan) ProtoMessage() {}
+
+func (x *StepPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepPlan.ProtoReflect.Descriptor instead.
+func (*StepPlan) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StepPlan) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *StepPlan) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *StepPlan) GetResults() []*StepResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// StepResult is how far a step is.
+type StepResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position of the step in its round.
+	Step uint32 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
+	// How it is.
+	State StepState `protobuf:"varint,2,opt,name=state,proto3,enum=kvtier.v1.StepState" json:"state,omitempty"`
+	// Why it was not done.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Bytes that were copied, or given up.
+	DoneBytes     uint64 `protobuf:"varint,4,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepResult) Reset() {
+	*x = StepResult{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepResult) ProtoMessage() {}
+
+func (x *StepResult) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
+func (*StepResult) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *StepResult) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *StepResult) GetState() StepState {
+	if x != nil {
+		return x.State
+	}
+	return StepState_STEP_STATE_UNSPECIFIED
+}
+
+func (x *StepResult) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *StepResult) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+// RoundPlan begins the next round of a plan.
+type RoundPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan, 16 bytes.
+	Plan []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Number of the round: that of the plan and 1.
+	Round uint32 `protobuf:"varint,2,opt,name=round,proto3" json:"round,omitempty"`
+	// Its steps.
+	Steps         []*PlanStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoundPlan) Reset() {
+	*x = RoundPlan{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoundPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoundPlan) ProtoMessage() {}
+
+func (x *RoundPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoundPlan.ProtoReflect.Descriptor instead.
+func (*RoundPlan) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RoundPlan) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *RoundPlan) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *RoundPlan) GetSteps() []*PlanStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// TurnPlan says that a plan pauses, goes on or ends. The node of a drain that is done
+// leaves the cluster.
+type TurnPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan, 16 bytes.
+	Plan []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// State from now on.
+	State PlanState `protobuf:"varint,2,opt,name=state,proto3,enum=kvtier.v1.PlanState" json:"state,omitempty"`
+	// Why, in one line.
+	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// Who says so. Empty: the cluster itself.
+	Who string `protobuf:"bytes,4,opt,name=who,proto3" json:"who,omitempty"`
+	// Bytes that are left.
+	LeftBytes uint64 `protobuf:"varint,5,opt,name=left_bytes,json=leftBytes,proto3" json:"left_bytes,omitempty"`
+	// Sessions that are left.
+	LeftSessions  uint64 `protobuf:"varint,6,opt,name=left_sessions,json=leftSessions,proto3" json:"left_sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnPlan) Reset() {
+	*x = TurnPlan{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnPlan) ProtoMessage() {}
+
+func (x *TurnPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnPlan.ProtoReflect.Descriptor instead.
+func (*TurnPlan) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TurnPlan) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *TurnPlan) GetState() PlanState {
+	if x != nil {
+		return x.State
+	}
+	return PlanState_PLAN_STATE_UNSPECIFIED
+}
+
+func (x *TurnPlan) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *TurnPlan) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *TurnPlan) GetLeftBytes() uint64 {
+	if x != nil {
+		return x.LeftBytes
+	}
+	return 0
+}
+
+func (x *TurnPlan) GetLeftSessions() uint64 {
+	if x != nil {
+		return x.LeftSessions
+	}
+	return 0
+}
+
+// UndrainNode has a node take part again. Its drain, if one runs, is cancelled.
+type UndrainNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node, 16 bytes.
+	Node []byte `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Who says so.
+	Who           string `protobuf:"bytes,2,opt,name=who,proto3" json:"who,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainNode) Reset() {
+	*x = UndrainNode{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainNode) ProtoMessage() {}
+
+func (x *UndrainNode) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainNode.ProtoReflect.Descriptor instead.
+func (*UndrainNode) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *UndrainNode) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *UndrainNode) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+// AppendAudit remembers what somebody did.
+type AppendAudit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who, at most 128 bytes; the rest of it is cut off, as of the others.
+	Who string `protobuf:"bytes,1,opt,name=who,proto3" json:"who,omitempty"`
+	// What, at most 64 bytes.
+	What string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	// Of what, at most 160 bytes.
+	Subject string `protobuf:"bytes,3,opt,name=subject,proto3" json:"subject,omitempty"`
+	// How it ended, at most 256 bytes.
+	Outcome       string `protobuf:"bytes,4,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendAudit) Reset() {
+	*x = AppendAudit{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendAudit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendAudit) ProtoMessage() {}
+
+func (x *AppendAudit) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendAudit.ProtoReflect.Descriptor instead.
+func (*AppendAudit) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *AppendAudit) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *AppendAudit) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *AppendAudit) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *AppendAudit) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+// AuditRecord is one record of the audit trail.
+type AuditRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number, from 1, without a gap.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// When, by the clock of the state machine, milliseconds since 1970.
+	UnixMs int64 `protobuf:"varint,2,opt,name=unix_ms,json=unixMs,proto3" json:"unix_ms,omitempty"`
+	// Who. "cluster": the nodes among themselves.
+	Who string `protobuf:"bytes,3,opt,name=who,proto3" json:"who,omitempty"`
+	// What.
+	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
+	// Of what.
+	Subject string `protobuf:"bytes,5,opt,name=subject,proto3" json:"subject,omitempty"`
+	// How it ended.
+	Outcome       string `protobuf:"bytes,6,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecord) Reset() {
+	*x = AuditRecord{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecord) ProtoMessage() {}
+
+func (x *AuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecord.ProtoReflect.Descriptor instead.
+func (*AuditRecord) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *AuditRecord) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetUnixMs() int64 {
+	if x != nil {
+		return x.UnixMs
+	}
+	return 0
+}
+
+func (x *AuditRecord) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+func (x *AuditRecord) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+// AuditRecords are consecutive records.
+type AuditRecords struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Oldest first.
+	Records       []*AuditRecord `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRecords) Reset() {
+	*x = AuditRecords{}
+	mi := &file_kvtier_v1_directory_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRecords) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRecords) ProtoMessage() {}
+
+func (x *AuditRecords) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_directory_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRecords.ProtoReflect.Descriptor instead.
+func (*AuditRecords) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *AuditRecords) GetRecords() []*AuditRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
 // DirectoryRecord is one record of a snapshot: a header first, claims in
 // between, an end with the state hash last.
 type DirectoryRecord struct {
@@ -2186,6 +3577,8 @@ type DirectoryRecord struct {
 	//	*DirectoryRecord_Requests
 	//	*DirectoryRecord_End
 	//	*DirectoryRecord_Session
+	//	*DirectoryRecord_Plan
+	//	*DirectoryRecord_Audit
 	Record        isDirectoryRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2193,7 +3586,7 @@ type DirectoryRecord struct {
 
 func (x *DirectoryRecord) Reset() {
 	*x = DirectoryRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +3598,7 @@ func (x *DirectoryRecord) String() string {
 func (*DirectoryRecord) ProtoMessage() {}
 
 func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[24]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +3611,7 @@ func (x *DirectoryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectoryRecord.ProtoReflect.Descriptor instead.
 func (*DirectoryRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{24}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DirectoryRecord) GetRecord() isDirectoryRecord_Record {
@@ -2291,6 +3684,24 @@ func (x *DirectoryRecord) GetSession() *SessionRecord {
 	return nil
 }
 
+func (x *DirectoryRecord) GetPlan() *PlanRecord {
+	if x != nil {
+		if x, ok := x.Record.(*DirectoryRecord_Plan); ok {
+			return x.Plan
+		}
+	}
+	return nil
+}
+
+func (x *DirectoryRecord) GetAudit() *AuditRecords {
+	if x != nil {
+		if x, ok := x.Record.(*DirectoryRecord_Audit); ok {
+			return x.Audit
+		}
+	}
+	return nil
+}
+
 type isDirectoryRecord_Record interface {
 	isDirectoryRecord_Record()
 }
@@ -2330,6 +3741,16 @@ type DirectoryRecord_Session struct {
 	Session *SessionRecord `protobuf:"bytes,7,opt,name=session,proto3,oneof"`
 }
 
+type DirectoryRecord_Plan struct {
+	// A plan.
+	Plan *PlanRecord `protobuf:"bytes,8,opt,name=plan,proto3,oneof"`
+}
+
+type DirectoryRecord_Audit struct {
+	// Records of the audit trail.
+	Audit *AuditRecords `protobuf:"bytes,9,opt,name=audit,proto3,oneof"`
+}
+
 func (*DirectoryRecord_Header) isDirectoryRecord_Record() {}
 
 func (*DirectoryRecord_Node) isDirectoryRecord_Record() {}
@@ -2343,6 +3764,10 @@ func (*DirectoryRecord_Requests) isDirectoryRecord_Record() {}
 func (*DirectoryRecord_End) isDirectoryRecord_Record() {}
 
 func (*DirectoryRecord_Session) isDirectoryRecord_Record() {}
+
+func (*DirectoryRecord_Plan) isDirectoryRecord_Record() {}
+
+func (*DirectoryRecord_Audit) isDirectoryRecord_Record() {}
 
 // SnapshotHeader opens a snapshot.
 type SnapshotHeader struct {
@@ -2366,7 +3791,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +3803,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[25]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +3816,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{25}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SnapshotHeader) GetVersion() uint32 {
@@ -2450,14 +3875,16 @@ type NodeRecord struct {
 	// A batch was missed; repair is needed.
 	Gap bool `protobuf:"varint,5,opt,name=gap,proto3" json:"gap,omitempty"`
 	// Its number in claim records.
-	Number        uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	// Whether an operator takes it out: what it becomes when it is seen again.
+	Withdrawal    Withdrawal `protobuf:"varint,7,opt,name=withdrawal,proto3,enum=kvtier.v1.Withdrawal" json:"withdrawal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +3896,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[26]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +3909,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{26}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeRecord) GetJoined() *JoinNode {
@@ -2527,6 +3954,13 @@ func (x *NodeRecord) GetNumber() uint32 {
 	return 0
 }
 
+func (x *NodeRecord) GetWithdrawal() Withdrawal {
+	if x != nil {
+		return x.Withdrawal
+	}
+	return Withdrawal_WITHDRAWAL_UNSPECIFIED
+}
+
 // NamespaceRecord is a namespace in a snapshot.
 type NamespaceRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2540,7 +3974,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +3986,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[27]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +3999,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{27}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NamespaceRecord) GetNamespace() []byte {
@@ -2596,7 +4030,7 @@ type ClaimsRecord struct {
 
 func (x *ClaimsRecord) Reset() {
 	*x = ClaimsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +4042,7 @@ func (x *ClaimsRecord) String() string {
 func (*ClaimsRecord) ProtoMessage() {}
 
 func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[28]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +4055,7 @@ func (x *ClaimsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimsRecord.ProtoReflect.Descriptor instead.
 func (*ClaimsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{28}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ClaimsRecord) GetShard() uint32 {
@@ -2651,7 +4085,7 @@ type RequestsRecord struct {
 
 func (x *RequestsRecord) Reset() {
 	*x = RequestsRecord{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +4097,7 @@ func (x *RequestsRecord) String() string {
 func (*RequestsRecord) ProtoMessage() {}
 
 func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[29]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +4110,7 @@ func (x *RequestsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestsRecord.ProtoReflect.Descriptor instead.
 func (*RequestsRecord) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{29}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RequestsRecord) GetRequestIds() []byte {
@@ -2704,7 +4138,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +4150,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_v1_directory_proto_msgTypes[30]
+	mi := &file_kvtier_v1_directory_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +4163,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{30}
+	return file_kvtier_v1_directory_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SnapshotEnd) GetStateHash() []byte {
@@ -2743,7 +4177,7 @@ var File_kvtier_v1_directory_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\x88\x06\n" +
+	"\x19kvtier/v1/directory.proto\x12\tkvtier.v1\x1a\x15kvtier/v1/types.proto\"\xd8\b\n" +
 	"\x10DirectoryCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\fR\trequestId\x12\x1e\n" +
@@ -2764,7 +4198,15 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"dropClaims\x12%\n" +
 	"\x04tick\x18\v \x01(\v2\x0f.kvtier.v1.TickH\x00R\x04tick\x125\n" +
 	"\asession\x18\f \x01(\v2\x19.kvtier.v1.SessionCommandH\x00R\asession\x12D\n" +
-	"\x0fexpire_sessions\x18\r \x01(\v2\x19.kvtier.v1.ExpireSessionsH\x00R\x0eexpireSessionsB\t\n" +
+	"\x0fexpire_sessions\x18\r \x01(\v2\x19.kvtier.v1.ExpireSessionsH\x00R\x0eexpireSessions\x125\n" +
+	"\n" +
+	"start_plan\x18\x0f \x01(\v2\x14.kvtier.v1.StartPlanH\x00R\tstartPlan\x122\n" +
+	"\tstep_plan\x18\x10 \x01(\v2\x13.kvtier.v1.StepPlanH\x00R\bstepPlan\x125\n" +
+	"\n" +
+	"round_plan\x18\x11 \x01(\v2\x14.kvtier.v1.RoundPlanH\x00R\troundPlan\x122\n" +
+	"\tturn_plan\x18\x12 \x01(\v2\x13.kvtier.v1.TurnPlanH\x00R\bturnPlan\x12;\n" +
+	"\fundrain_node\x18\x13 \x01(\v2\x16.kvtier.v1.UndrainNodeH\x00R\vundrainNode\x12;\n" +
+	"\fappend_audit\x18\x14 \x01(\v2\x16.kvtier.v1.AppendAuditH\x00R\vappendAuditB\t\n" +
 	"\acommand\"\x06\n" +
 	"\x04Tick\"\xcd\x01\n" +
 	"\bJoinNode\x12\x12\n" +
@@ -2881,7 +4323,89 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\x06second\x18\f \x01(\fR\x06second\x12\x16\n" +
 	"\x06parent\x18\r \x01(\tR\x06parent\x12$\n" +
 	"\x0eopened_unix_ms\x18\x0e \x01(\x03R\fopenedUnixMs\x12\x14\n" +
-	"\x05moves\x18\x0f \x01(\rR\x05moves\"\x87\x03\n" +
+	"\x05moves\x18\x0f \x01(\rR\x05moves\"\xd7\x01\n" +
+	"\vPlanOptions\x121\n" +
+	"\x15node_bytes_per_second\x18\x01 \x01(\x04R\x12nodeBytesPerSecond\x123\n" +
+	"\x16total_bytes_per_second\x18\x02 \x01(\x04R\x13totalBytesPerSecond\x12\x1f\n" +
+	"\vdeadline_ms\x18\x03 \x01(\x04R\n" +
+	"deadlineMs\x12\x1b\n" +
+	"\tdrop_cold\x18\x04 \x01(\bR\bdropCold\x12\"\n" +
+	"\rhot_within_ms\x18\x05 \x01(\x04R\vhotWithinMs\"\xa4\x02\n" +
+	"\bPlanStep\x12'\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x13.kvtier.v1.StepKindR\x04kind\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04from\x18\x04 \x01(\fR\x04from\x12\x0e\n" +
+	"\x02to\x18\x05 \x01(\fR\x02to\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x10\n" +
+	"\x03hot\x18\a \x01(\bR\x03hot\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\x12*\n" +
+	"\x05state\x18\t \x01(\x0e2\x14.kvtier.v1.StepStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\v \x01(\x04R\tdoneBytes\"\xfa\x03\n" +
+	"\n" +
+	"PlanRecord\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\x12'\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x13.kvtier.v1.PlanKindR\x04kind\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\fR\x04node\x120\n" +
+	"\aoptions\x18\x04 \x01(\v2\x16.kvtier.v1.PlanOptionsR\aoptions\x12\x10\n" +
+	"\x03who\x18\x05 \x01(\tR\x03who\x12)\n" +
+	"\x05steps\x18\x06 \x03(\v2\x13.kvtier.v1.PlanStepR\x05steps\x12*\n" +
+	"\x05state\x18\a \x01(\x0e2\x14.kvtier.v1.PlanStateR\x05state\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\x12\x14\n" +
+	"\x05round\x18\t \x01(\rR\x05round\x12&\n" +
+	"\x0fstarted_unix_ms\x18\n" +
+	" \x01(\x03R\rstartedUnixMs\x12\"\n" +
+	"\rended_unix_ms\x18\v \x01(\x03R\vendedUnixMs\x12%\n" +
+	"\x0emoved_sessions\x18\f \x01(\x04R\rmovedSessions\x12!\n" +
+	"\fcopied_bytes\x18\r \x01(\x04R\vcopiedBytes\x12\x1d\n" +
+	"\n" +
+	"left_bytes\x18\x0e \x01(\x04R\tleftBytes\x12#\n" +
+	"\rleft_sessions\x18\x0f \x01(\x04R\fleftSessions\"6\n" +
+	"\tStartPlan\x12)\n" +
+	"\x04plan\x18\x01 \x01(\v2\x15.kvtier.v1.PlanRecordR\x04plan\"e\n" +
+	"\bStepPlan\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12/\n" +
+	"\aresults\x18\x03 \x03(\v2\x15.kvtier.v1.StepResultR\aresults\"\x83\x01\n" +
+	"\n" +
+	"StepResult\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\rR\x04step\x12*\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.kvtier.v1.StepStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x04 \x01(\x04R\tdoneBytes\"`\n" +
+	"\tRoundPlan\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\x12\x14\n" +
+	"\x05round\x18\x02 \x01(\rR\x05round\x12)\n" +
+	"\x05steps\x18\x03 \x03(\v2\x13.kvtier.v1.PlanStepR\x05steps\"\xb2\x01\n" +
+	"\bTurnPlan\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\x12*\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x14.kvtier.v1.PlanStateR\x05state\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x10\n" +
+	"\x03who\x18\x04 \x01(\tR\x03who\x12\x1d\n" +
+	"\n" +
+	"left_bytes\x18\x05 \x01(\x04R\tleftBytes\x12#\n" +
+	"\rleft_sessions\x18\x06 \x01(\x04R\fleftSessions\"3\n" +
+	"\vUndrainNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\fR\x04node\x12\x10\n" +
+	"\x03who\x18\x02 \x01(\tR\x03who\"g\n" +
+	"\vAppendAudit\x12\x10\n" +
+	"\x03who\x18\x01 \x01(\tR\x03who\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x18\n" +
+	"\aoutcome\x18\x04 \x01(\tR\aoutcome\"\x98\x01\n" +
+	"\vAuditRecord\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
+	"\aunix_ms\x18\x02 \x01(\x03R\x06unixMs\x12\x10\n" +
+	"\x03who\x18\x03 \x01(\tR\x03who\x12\x12\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\x12\x18\n" +
+	"\asubject\x18\x05 \x01(\tR\asubject\x12\x18\n" +
+	"\aoutcome\x18\x06 \x01(\tR\aoutcome\"@\n" +
+	"\fAuditRecords\x120\n" +
+	"\arecords\x18\x01 \x03(\v2\x16.kvtier.v1.AuditRecordR\arecords\"\xe5\x03\n" +
 	"\x0fDirectoryRecord\x123\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvtier.v1.SnapshotHeaderH\x00R\x06header\x12+\n" +
 	"\x04node\x18\x02 \x01(\v2\x15.kvtier.v1.NodeRecordH\x00R\x04node\x12:\n" +
@@ -2889,7 +4413,9 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\x06claims\x18\x04 \x01(\v2\x17.kvtier.v1.ClaimsRecordH\x00R\x06claims\x127\n" +
 	"\brequests\x18\x05 \x01(\v2\x19.kvtier.v1.RequestsRecordH\x00R\brequests\x12*\n" +
 	"\x03end\x18\x06 \x01(\v2\x16.kvtier.v1.SnapshotEndH\x00R\x03end\x124\n" +
-	"\asession\x18\a \x01(\v2\x18.kvtier.v1.SessionRecordH\x00R\asessionB\b\n" +
+	"\asession\x18\a \x01(\v2\x18.kvtier.v1.SessionRecordH\x00R\asession\x12+\n" +
+	"\x04plan\x18\b \x01(\v2\x15.kvtier.v1.PlanRecordH\x00R\x04plan\x12/\n" +
+	"\x05audit\x18\t \x01(\v2\x17.kvtier.v1.AuditRecordsH\x00R\x05auditB\b\n" +
 	"\x06record\"\xbb\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1e\n" +
@@ -2898,7 +4424,7 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\tlog_index\x18\x04 \x01(\x04R\blogIndex\x12\x19\n" +
 	"\blog_term\x18\x05 \x01(\x04R\alogTerm\x12\x1d\n" +
 	"\n" +
-	"max_claims\x18\x06 \x01(\x03R\tmaxClaims\"\xcf\x01\n" +
+	"max_claims\x18\x06 \x01(\x03R\tmaxClaims\"\x86\x02\n" +
 	"\n" +
 	"NodeRecord\x12+\n" +
 	"\x06joined\x18\x01 \x01(\v2\x13.kvtier.v1.JoinNodeR\x06joined\x12*\n" +
@@ -2906,7 +4432,10 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x1a\n" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x10\n" +
 	"\x03gap\x18\x05 \x01(\bR\x03gap\x12\x16\n" +
-	"\x06number\x18\x06 \x01(\rR\x06number\"S\n" +
+	"\x06number\x18\x06 \x01(\rR\x06number\x125\n" +
+	"\n" +
+	"withdrawal\x18\a \x01(\x0e2\x15.kvtier.v1.WithdrawalR\n" +
+	"withdrawal\"S\n" +
 	"\x0fNamespaceRecord\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\fR\tnamespace\x12\"\n" +
 	"\rsince_unix_ms\x18\x02 \x01(\x03R\vsinceUnixMs\"<\n" +
@@ -2930,7 +4459,35 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SESSION_STATE_ACTIVE\x10\x01\x12\x1b\n" +
 	"\x17SESSION_STATE_MIGRATING\x10\x02\x12\x18\n" +
-	"\x14SESSION_STATE_FROZEN\x10\x03*\xb8\x02\n" +
+	"\x14SESSION_STATE_FROZEN\x10\x03*Y\n" +
+	"\n" +
+	"Withdrawal\x12\x1a\n" +
+	"\x16WITHDRAWAL_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13WITHDRAWAL_DRAINING\x10\x01\x12\x16\n" +
+	"\x12WITHDRAWAL_DRAINED\x10\x02*S\n" +
+	"\bPlanKind\x12\x19\n" +
+	"\x15PLAN_KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fPLAN_KIND_DRAIN\x10\x01\x12\x17\n" +
+	"\x13PLAN_KIND_REBALANCE\x10\x02*\x9c\x01\n" +
+	"\tPlanState\x12\x1a\n" +
+	"\x16PLAN_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12PLAN_STATE_RUNNING\x10\x01\x12\x15\n" +
+	"\x11PLAN_STATE_PAUSED\x10\x02\x12\x13\n" +
+	"\x0fPLAN_STATE_DONE\x10\x03\x12\x15\n" +
+	"\x11PLAN_STATE_FAILED\x10\x04\x12\x18\n" +
+	"\x14PLAN_STATE_CANCELLED\x10\x05*a\n" +
+	"\bStepKind\x12\x19\n" +
+	"\x15STEP_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eSTEP_KIND_MOVE\x10\x01\x12\x12\n" +
+	"\x0eSTEP_KIND_COPY\x10\x02\x12\x12\n" +
+	"\x0eSTEP_KIND_DROP\x10\x03*\x9b\x01\n" +
+	"\tStepState\x12\x1a\n" +
+	"\x16STEP_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12STEP_STATE_PENDING\x10\x01\x12\x16\n" +
+	"\x12STEP_STATE_RUNNING\x10\x02\x12\x13\n" +
+	"\x0fSTEP_STATE_DONE\x10\x03\x12\x15\n" +
+	"\x11STEP_STATE_FAILED\x10\x04\x12\x16\n" +
+	"\x12STEP_STATE_SKIPPED\x10\x05*\xb8\x02\n" +
 	"\x0fDirectoryResult\x12 \n" +
 	"\x1cDIRECTORY_RESULT_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13DIRECTORY_RESULT_OK\x10\x01\x12\x1a\n" +
@@ -2955,90 +4512,128 @@ func file_kvtier_v1_directory_proto_rawDescGZIP() []byte {
 	return file_kvtier_v1_directory_proto_rawDescData
 }
 
-var file_kvtier_v1_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_kvtier_v1_directory_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kvtier_v1_directory_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_kvtier_v1_directory_proto_goTypes = []any{
 	(NodeState)(0),           // 0: kvtier.v1.NodeState
 	(SessionState)(0),        // 1: kvtier.v1.SessionState
-	(DirectoryResult)(0),     // 2: kvtier.v1.DirectoryResult
-	(*DirectoryCommand)(nil), // 3: kvtier.v1.DirectoryCommand
-	(*Tick)(nil),             // 4: kvtier.v1.Tick
-	(*JoinNode)(nil),         // 5: kvtier.v1.JoinNode
-	(*TierCapacity)(nil),     // 6: kvtier.v1.TierCapacity
-	(*SetNodeState)(nil),     // 7: kvtier.v1.SetNodeState
-	(*RemoveNode)(nil),       // 8: kvtier.v1.RemoveNode
-	(*PutNamespace)(nil),     // 9: kvtier.v1.PutNamespace
-	(*RemoveNamespace)(nil),  // 10: kvtier.v1.RemoveNamespace
-	(*ClaimBatch)(nil),       // 11: kvtier.v1.ClaimBatch
-	(*ClaimRepair)(nil),      // 12: kvtier.v1.ClaimRepair
-	(*DropClaims)(nil),       // 13: kvtier.v1.DropClaims
-	(*SessionCommand)(nil),   // 14: kvtier.v1.SessionCommand
-	(*OpenSession)(nil),      // 15: kvtier.v1.OpenSession
-	(*SessionChain)(nil),     // 16: kvtier.v1.SessionChain
-	(*AppendSession)(nil),    // 17: kvtier.v1.AppendSession
-	(*CloseSession)(nil),     // 18: kvtier.v1.CloseSession
-	(*RetainSession)(nil),    // 19: kvtier.v1.RetainSession
-	(*PrepareMove)(nil),      // 20: kvtier.v1.PrepareMove
-	(*FreezeMove)(nil),       // 21: kvtier.v1.FreezeMove
-	(*CommitMove)(nil),       // 22: kvtier.v1.CommitMove
-	(*AbortMove)(nil),        // 23: kvtier.v1.AbortMove
-	(*TakeOver)(nil),         // 24: kvtier.v1.TakeOver
-	(*ExpireSessions)(nil),   // 25: kvtier.v1.ExpireSessions
-	(*SessionRecord)(nil),    // 26: kvtier.v1.SessionRecord
-	(*DirectoryRecord)(nil),  // 27: kvtier.v1.DirectoryRecord
-	(*SnapshotHeader)(nil),   // 28: kvtier.v1.SnapshotHeader
-	(*NodeRecord)(nil),       // 29: kvtier.v1.NodeRecord
-	(*NamespaceRecord)(nil),  // 30: kvtier.v1.NamespaceRecord
-	(*ClaimsRecord)(nil),     // 31: kvtier.v1.ClaimsRecord
-	(*RequestsRecord)(nil),   // 32: kvtier.v1.RequestsRecord
-	(*SnapshotEnd)(nil),      // 33: kvtier.v1.SnapshotEnd
-	(Tier)(0),                // 34: kvtier.v1.Tier
+	(Withdrawal)(0),          // 2: kvtier.v1.Withdrawal
+	(PlanKind)(0),            // 3: kvtier.v1.PlanKind
+	(PlanState)(0),           // 4: kvtier.v1.PlanState
+	(StepKind)(0),            // 5: kvtier.v1.StepKind
+	(StepState)(0),           // 6: kvtier.v1.StepState
+	(DirectoryResult)(0),     // 7: kvtier.v1.DirectoryResult
+	(*DirectoryCommand)(nil), // 8: kvtier.v1.DirectoryCommand
+	(*Tick)(nil),             // 9: kvtier.v1.Tick
+	(*JoinNode)(nil),         // 10: kvtier.v1.JoinNode
+	(*TierCapacity)(nil),     // 11: kvtier.v1.TierCapacity
+	(*SetNodeState)(nil),     // 12: kvtier.v1.SetNodeState
+	(*RemoveNode)(nil),       // 13: kvtier.v1.RemoveNode
+	(*PutNamespace)(nil),     // 14: kvtier.v1.PutNamespace
+	(*RemoveNamespace)(nil),  // 15: kvtier.v1.RemoveNamespace
+	(*ClaimBatch)(nil),       // 16: kvtier.v1.ClaimBatch
+	(*ClaimRepair)(nil),      // 17: kvtier.v1.ClaimRepair
+	(*DropClaims)(nil),       // 18: kvtier.v1.DropClaims
+	(*SessionCommand)(nil),   // 19: kvtier.v1.SessionCommand
+	(*OpenSession)(nil),      // 20: kvtier.v1.OpenSession
+	(*SessionChain)(nil),     // 21: kvtier.v1.SessionChain
+	(*AppendSession)(nil),    // 22: kvtier.v1.AppendSession
+	(*CloseSession)(nil),     // 23: kvtier.v1.CloseSession
+	(*RetainSession)(nil),    // 24: kvtier.v1.RetainSession
+	(*PrepareMove)(nil),      // 25: kvtier.v1.PrepareMove
+	(*FreezeMove)(nil),       // 26: kvtier.v1.FreezeMove
+	(*CommitMove)(nil),       // 27: kvtier.v1.CommitMove
+	(*AbortMove)(nil),        // 28: kvtier.v1.AbortMove
+	(*TakeOver)(nil),         // 29: kvtier.v1.TakeOver
+	(*ExpireSessions)(nil),   // 30: kvtier.v1.ExpireSessions
+	(*SessionRecord)(nil),    // 31: kvtier.v1.SessionRecord
+	(*PlanOptions)(nil),      // 32: kvtier.v1.PlanOptions
+	(*PlanStep)(nil),         // 33: kvtier.v1.PlanStep
+	(*PlanRecord)(nil),       // 34: kvtier.v1.PlanRecord
+	(*StartPlan)(nil),        // 35: kvtier.v1.StartPlan
+	(*StepPlan)(nil),         // 36: kvtier.v1.StepPlan
+	(*StepResult)(nil),       // 37: kvtier.v1.StepResult
+	(*RoundPlan)(nil),        // 38: kvtier.v1.RoundPlan
+	(*TurnPlan)(nil),         // 39: kvtier.v1.TurnPlan
+	(*UndrainNode)(nil),      // 40: kvtier.v1.UndrainNode
+	(*AppendAudit)(nil),      // 41: kvtier.v1.AppendAudit
+	(*AuditRecord)(nil),      // 42: kvtier.v1.AuditRecord
+	(*AuditRecords)(nil),     // 43: kvtier.v1.AuditRecords
+	(*DirectoryRecord)(nil),  // 44: kvtier.v1.DirectoryRecord
+	(*SnapshotHeader)(nil),   // 45: kvtier.v1.SnapshotHeader
+	(*NodeRecord)(nil),       // 46: kvtier.v1.NodeRecord
+	(*NamespaceRecord)(nil),  // 47: kvtier.v1.NamespaceRecord
+	(*ClaimsRecord)(nil),     // 48: kvtier.v1.ClaimsRecord
+	(*RequestsRecord)(nil),   // 49: kvtier.v1.RequestsRecord
+	(*SnapshotEnd)(nil),      // 50: kvtier.v1.SnapshotEnd
+	(Tier)(0),                // 51: kvtier.v1.Tier
 }
 var file_kvtier_v1_directory_proto_depIdxs = []int32{
-	5,  // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
-	7,  // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
-	8,  // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
-	9,  // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
-	10, // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
-	11, // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
-	12, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
-	13, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
-	4,  // 8: kvtier.v1.DirectoryCommand.tick:type_name -> kvtier.v1.Tick
-	14, // 9: kvtier.v1.DirectoryCommand.session:type_name -> kvtier.v1.SessionCommand
-	25, // 10: kvtier.v1.DirectoryCommand.expire_sessions:type_name -> kvtier.v1.ExpireSessions
-	6,  // 11: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
-	34, // 12: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
-	0,  // 13: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
-	15, // 14: kvtier.v1.SessionCommand.open:type_name -> kvtier.v1.OpenSession
-	17, // 15: kvtier.v1.SessionCommand.append:type_name -> kvtier.v1.AppendSession
-	18, // 16: kvtier.v1.SessionCommand.close:type_name -> kvtier.v1.CloseSession
-	19, // 17: kvtier.v1.SessionCommand.retain:type_name -> kvtier.v1.RetainSession
-	20, // 18: kvtier.v1.SessionCommand.prepare:type_name -> kvtier.v1.PrepareMove
-	21, // 19: kvtier.v1.SessionCommand.freeze:type_name -> kvtier.v1.FreezeMove
-	22, // 20: kvtier.v1.SessionCommand.commit:type_name -> kvtier.v1.CommitMove
-	23, // 21: kvtier.v1.SessionCommand.abort:type_name -> kvtier.v1.AbortMove
-	24, // 22: kvtier.v1.SessionCommand.take_over:type_name -> kvtier.v1.TakeOver
-	19, // 23: kvtier.v1.OpenSession.retention:type_name -> kvtier.v1.RetainSession
-	16, // 24: kvtier.v1.OpenSession.chain:type_name -> kvtier.v1.SessionChain
-	16, // 25: kvtier.v1.AppendSession.chain:type_name -> kvtier.v1.SessionChain
-	16, // 26: kvtier.v1.TakeOver.chain:type_name -> kvtier.v1.SessionChain
-	1,  // 27: kvtier.v1.SessionRecord.state:type_name -> kvtier.v1.SessionState
-	16, // 28: kvtier.v1.SessionRecord.chain:type_name -> kvtier.v1.SessionChain
-	19, // 29: kvtier.v1.SessionRecord.retention:type_name -> kvtier.v1.RetainSession
-	28, // 30: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
-	29, // 31: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
-	30, // 32: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
-	31, // 33: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
-	32, // 34: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
-	33, // 35: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
-	26, // 36: kvtier.v1.DirectoryRecord.session:type_name -> kvtier.v1.SessionRecord
-	5,  // 37: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
-	0,  // 38: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	10, // 0: kvtier.v1.DirectoryCommand.join_node:type_name -> kvtier.v1.JoinNode
+	12, // 1: kvtier.v1.DirectoryCommand.set_node_state:type_name -> kvtier.v1.SetNodeState
+	13, // 2: kvtier.v1.DirectoryCommand.remove_node:type_name -> kvtier.v1.RemoveNode
+	14, // 3: kvtier.v1.DirectoryCommand.put_namespace:type_name -> kvtier.v1.PutNamespace
+	15, // 4: kvtier.v1.DirectoryCommand.remove_namespace:type_name -> kvtier.v1.RemoveNamespace
+	16, // 5: kvtier.v1.DirectoryCommand.claim_batch:type_name -> kvtier.v1.ClaimBatch
+	17, // 6: kvtier.v1.DirectoryCommand.claim_repair:type_name -> kvtier.v1.ClaimRepair
+	18, // 7: kvtier.v1.DirectoryCommand.drop_claims:type_name -> kvtier.v1.DropClaims
+	9,  // 8: kvtier.v1.DirectoryCommand.tick:type_name -> kvtier.v1.Tick
+	19, // 9: kvtier.v1.DirectoryCommand.session:type_name -> kvtier.v1.SessionCommand
+	30, // 10: kvtier.v1.DirectoryCommand.expire_sessions:type_name -> kvtier.v1.ExpireSessions
+	35, // 11: kvtier.v1.DirectoryCommand.start_plan:type_name -> kvtier.v1.StartPlan
+	36, // 12: kvtier.v1.DirectoryCommand.step_plan:type_name -> kvtier.v1.StepPlan
+	38, // 13: kvtier.v1.DirectoryCommand.round_plan:type_name -> kvtier.v1.RoundPlan
+	39, // 14: kvtier.v1.DirectoryCommand.turn_plan:type_name -> kvtier.v1.TurnPlan
+	40, // 15: kvtier.v1.DirectoryCommand.undrain_node:type_name -> kvtier.v1.UndrainNode
+	41, // 16: kvtier.v1.DirectoryCommand.append_audit:type_name -> kvtier.v1.AppendAudit
+	11, // 17: kvtier.v1.JoinNode.capacity:type_name -> kvtier.v1.TierCapacity
+	51, // 18: kvtier.v1.TierCapacity.tier:type_name -> kvtier.v1.Tier
+	0,  // 19: kvtier.v1.SetNodeState.state:type_name -> kvtier.v1.NodeState
+	20, // 20: kvtier.v1.SessionCommand.open:type_name -> kvtier.v1.OpenSession
+	22, // 21: kvtier.v1.SessionCommand.append:type_name -> kvtier.v1.AppendSession
+	23, // 22: kvtier.v1.SessionCommand.close:type_name -> kvtier.v1.CloseSession
+	24, // 23: kvtier.v1.SessionCommand.retain:type_name -> kvtier.v1.RetainSession
+	25, // 24: kvtier.v1.SessionCommand.prepare:type_name -> kvtier.v1.PrepareMove
+	26, // 25: kvtier.v1.SessionCommand.freeze:type_name -> kvtier.v1.FreezeMove
+	27, // 26: kvtier.v1.SessionCommand.commit:type_name -> kvtier.v1.CommitMove
+	28, // 27: kvtier.v1.SessionCommand.abort:type_name -> kvtier.v1.AbortMove
+	29, // 28: kvtier.v1.SessionCommand.take_over:type_name -> kvtier.v1.TakeOver
+	24, // 29: kvtier.v1.OpenSession.retention:type_name -> kvtier.v1.RetainSession
+	21, // 30: kvtier.v1.OpenSession.chain:type_name -> kvtier.v1.SessionChain
+	21, // 31: kvtier.v1.AppendSession.chain:type_name -> kvtier.v1.SessionChain
+	21, // 32: kvtier.v1.TakeOver.chain:type_name -> kvtier.v1.SessionChain
+	1,  // 33: kvtier.v1.SessionRecord.state:type_name -> kvtier.v1.SessionState
+	21, // 34: kvtier.v1.SessionRecord.chain:type_name -> kvtier.v1.SessionChain
+	24, // 35: kvtier.v1.SessionRecord.retention:type_name -> kvtier.v1.RetainSession
+	5,  // 36: kvtier.v1.PlanStep.kind:type_name -> kvtier.v1.StepKind
+	6,  // 37: kvtier.v1.PlanStep.state:type_name -> kvtier.v1.StepState
+	3,  // 38: kvtier.v1.PlanRecord.kind:type_name -> kvtier.v1.PlanKind
+	32, // 39: kvtier.v1.PlanRecord.options:type_name -> kvtier.v1.PlanOptions
+	33, // 40: kvtier.v1.PlanRecord.steps:type_name -> kvtier.v1.PlanStep
+	4,  // 41: kvtier.v1.PlanRecord.state:type_name -> kvtier.v1.PlanState
+	34, // 42: kvtier.v1.StartPlan.plan:type_name -> kvtier.v1.PlanRecord
+	37, // 43: kvtier.v1.StepPlan.results:type_name -> kvtier.v1.StepResult
+	6,  // 44: kvtier.v1.StepResult.state:type_name -> kvtier.v1.StepState
+	33, // 45: kvtier.v1.RoundPlan.steps:type_name -> kvtier.v1.PlanStep
+	4,  // 46: kvtier.v1.TurnPlan.state:type_name -> kvtier.v1.PlanState
+	42, // 47: kvtier.v1.AuditRecords.records:type_name -> kvtier.v1.AuditRecord
+	45, // 48: kvtier.v1.DirectoryRecord.header:type_name -> kvtier.v1.SnapshotHeader
+	46, // 49: kvtier.v1.DirectoryRecord.node:type_name -> kvtier.v1.NodeRecord
+	47, // 50: kvtier.v1.DirectoryRecord.namespace:type_name -> kvtier.v1.NamespaceRecord
+	48, // 51: kvtier.v1.DirectoryRecord.claims:type_name -> kvtier.v1.ClaimsRecord
+	49, // 52: kvtier.v1.DirectoryRecord.requests:type_name -> kvtier.v1.RequestsRecord
+	50, // 53: kvtier.v1.DirectoryRecord.end:type_name -> kvtier.v1.SnapshotEnd
+	31, // 54: kvtier.v1.DirectoryRecord.session:type_name -> kvtier.v1.SessionRecord
+	34, // 55: kvtier.v1.DirectoryRecord.plan:type_name -> kvtier.v1.PlanRecord
+	43, // 56: kvtier.v1.DirectoryRecord.audit:type_name -> kvtier.v1.AuditRecords
+	10, // 57: kvtier.v1.NodeRecord.joined:type_name -> kvtier.v1.JoinNode
+	0,  // 58: kvtier.v1.NodeRecord.state:type_name -> kvtier.v1.NodeState
+	2,  // 59: kvtier.v1.NodeRecord.withdrawal:type_name -> kvtier.v1.Withdrawal
+	60, // [60:60] is the sub-list for method output_type
+	60, // [60:60] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_directory_proto_init() }
@@ -3059,6 +4654,12 @@ func file_kvtier_v1_directory_proto_init() {
 		(*DirectoryCommand_Tick)(nil),
 		(*DirectoryCommand_Session)(nil),
 		(*DirectoryCommand_ExpireSessions)(nil),
+		(*DirectoryCommand_StartPlan)(nil),
+		(*DirectoryCommand_StepPlan)(nil),
+		(*DirectoryCommand_RoundPlan)(nil),
+		(*DirectoryCommand_TurnPlan)(nil),
+		(*DirectoryCommand_UndrainNode)(nil),
+		(*DirectoryCommand_AppendAudit)(nil),
 	}
 	file_kvtier_v1_directory_proto_msgTypes[11].OneofWrappers = []any{
 		(*SessionCommand_Open)(nil),
@@ -3071,7 +4672,7 @@ func file_kvtier_v1_directory_proto_init() {
 		(*SessionCommand_Abort)(nil),
 		(*SessionCommand_TakeOver)(nil),
 	}
-	file_kvtier_v1_directory_proto_msgTypes[24].OneofWrappers = []any{
+	file_kvtier_v1_directory_proto_msgTypes[36].OneofWrappers = []any{
 		(*DirectoryRecord_Header)(nil),
 		(*DirectoryRecord_Node)(nil),
 		(*DirectoryRecord_Namespace)(nil),
@@ -3079,14 +4680,16 @@ func file_kvtier_v1_directory_proto_init() {
 		(*DirectoryRecord_Requests)(nil),
 		(*DirectoryRecord_End)(nil),
 		(*DirectoryRecord_Session)(nil),
+		(*DirectoryRecord_Plan)(nil),
+		(*DirectoryRecord_Audit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_directory_proto_rawDesc), len(file_kvtier_v1_directory_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   31,
+			NumEnums:      8,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
