@@ -160,7 +160,7 @@ func tierBar(n *client.NodeStatus, tier string) string {
 			continue
 		}
 		const width = 10
-		full := min(width, int(width*t.PageBytes/t.BudgetBytes)) //nolint:gosec // at most width
+		full := min(width, int(width*t.PageBytes/t.BudgetBytes))                                                         //nolint:gosec // at most width
 		return strings.Repeat("#", full) + strings.Repeat(".", width-full) + " " + bench.FormatBytes(int64(t.PageBytes)) //nolint:gosec // bytes of a machine
 	}
 	return "-"

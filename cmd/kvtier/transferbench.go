@@ -33,7 +33,33 @@ func transferWorkloads(node func() bench.NodeConfig, dir *string) []workload {
 		}
 	}
 	return []workload{
+		migrateWorkload(node, dir),
 		one("remote", "Pages of another node through Fetch, against a plain TCP copy that checks them", bench.Remote),
 		one("stream", "Pages over the gRPC stream of a client on another machine, against the same", bench.Stream),
+	}
+}
+
+// migrateWorkload measures sessions that move.
+func migrateWorkload(node func() bench.NodeConfig, dir *string) workload {
+	pageBytes := server.Size(256 << 10)
+	return workload{
+		use: "migrate", short: "Sessions that move between nodes, against a plain TCP copy, and how long their appends are held back",
+		bind: func(cmd *cobra.Command) { cmd.Flags().Var(&pageBytes, "page-bytes", "bytes of a page") },
+		run: func(ctx context.Context, full bool, update func(done, total int64)) (bench.Report, error) {
+			cfg := bench.MigrateConfig{
+				PageBytes: int64(pageBytes), Bytes: 512 << 20, Rounds: 4, Moves: 20, MoveBytes: 16 << 20, Node: node(), TempDir: *dir, Progress: update,
+			}
+			if full {
+				cfg.Bytes, cfg.Rounds, cfg.Moves = 2<<30, 6, 200
+			}
+			if cfg.PageBytes < 4<<10 || cfg.PageBytes > cfg.MoveBytes {
+				return nil, usagef("--page-bytes: want 4KiB to 16MiB")
+			}
+			rep, err := bench.Migrate(ctx, cfg)
+			if err != nil {
+				return nil, err
+			}
+			return rep, nil
+		},
 	}
 }

@@ -107,8 +107,10 @@ func (m *Manager) settle(ctx context.Context, full string, l *live) error {
 		r, err := m.propose(ctx, full, m.cfg.Self, l.epoch, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Append{Append: l.unsure}})
 		switch {
 		case err == nil:
-			l.sequence, l.unsure = l.unsure.GetSequence(), nil
+			l.sequence, l.unsure, l.applied = l.unsure.GetSequence(), nil, l.chain.End()
 			return nil
+		case r == directory.Frozen:
+			return errors.Join(err, m.takeBack(full, l))
 		case r == directory.Invalid && errors.Is(err, paging.ErrUnavailable):
 			return err // not known: it is proposed again before anything else
 		case r == directory.Stale || r == directory.Gap:
@@ -133,6 +135,19 @@ func (m *Manager) settle(ctx context.Context, full string, l *live) error {
 		}
 	}
 	return nil
+}
+
+// takeBack forgets an append that was refused, here: what the second node has of it is
+// replaced by the next one. Requires l.lock.
+func (m *Manager) takeBack(full string, l *live) (err error) {
+	l.unsure, l.kept = nil, min(l.kept, l.applied.Blocks)
+	if l.chain, err = l.chain.Fork(l.applied.Blocks, l.applied.Tokens); err == nil {
+		err = m.cfg.Store.Truncate(full, l.epoch, l.applied.Blocks)
+	}
+	if err != nil {
+		l.chain = nil
+	}
+	return err
 }
 
 // retain has the blocks of a session kept as it says, where they are here.

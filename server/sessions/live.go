@@ -91,7 +91,7 @@ func (m *Manager) load(ctx context.Context, l *live, x *directory.Session) error
 		}
 	}
 	l.chain, l.epoch, l.sequence = paging.NewSessionChain(), x.GetEpoch(), x.GetSequence()
-	l.unsure, l.second, l.kept = nil, placement.NodeID{}, 0
+	l.unsure, l.second, l.kept, l.applied = nil, placement.NodeID{}, 0, end
 	if at := l.chain.Append(kept[:end.Blocks], end.Tokens); at.Hash != end.Hash {
 		l.chain = nil
 		return fmt.Errorf("names of session %q: %w", full, paging.ErrCorrupt)

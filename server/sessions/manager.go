@@ -25,8 +25,9 @@ const (
 	maxCallNames = 65536   // names in one call of an engine
 	maxLiveNames = 4 << 20 // of sessions that are kept in memory; the longest unused go first
 	askWithin    = 5 * time.Second
-	secondWithin = time.Second // for the node that keeps names beside the owner
-	DefaultLimit = 100_000     // sessions of a tenant
+	hearWithin   = 200 * time.Millisecond // for what was committed a moment ago
+	secondWithin = time.Second            // for the node that keeps names beside the owner
+	DefaultLimit = 100_000                // sessions of a tenant
 )
 
 // Config of a Manager. Zero values mean the documented default.
@@ -93,6 +94,7 @@ type live struct {
 	chain    *paging.SessionChain // nil: not loaded
 	epoch    uint64
 	sequence uint64                  // of the last append that is known to be applied
+	applied  paging.SessionEnd       // where the chain ended after that one
 	unsure   *kvtierv1.AppendSession // was proposed, and may have been applied or not; chain has it
 	second   placement.NodeID
 	kept     uint64 // names that second keeps
@@ -189,6 +191,18 @@ func (m *Manager) record(full string) (x *directory.Session) {
 	if a := m.mu.ahead[full].record; a != nil && x != nil && x.GetEpoch() < a.GetEpoch() {
 		return a
 	}
+	return x
+}
+
+// lookup is record for a session that another node may have opened a moment ago: the
+// replica gets the time that it takes to hear of it. nil: it is not known.
+func (m *Manager) lookup(ctx context.Context, full string) *directory.Session {
+	if x := m.record(full); x != nil {
+		return x
+	}
+	ctx, cancel := context.WithTimeout(ctx, hearWithin)
+	defer cancel()
+	x, _ := m.await(ctx, full, func(x *directory.Session) bool { return x != nil })
 	return x
 }
 

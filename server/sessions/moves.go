@@ -26,6 +26,9 @@ const (
 	defaultMove = 10 * time.Minute
 	maxMove     = 24 * time.Hour
 	pollEvery   = 100 * time.Millisecond
+
+	// maxFailedPolls of the source in a row: after them the record alone tells.
+	maxFailedPolls = 20
 )
 
 // moves are the moves of the sessions that this node owns.
@@ -108,7 +111,7 @@ func (m *Manager) BeginMove(ctx context.Context, full string, to placement.NodeI
 		return err
 	}
 	q := &kvtierv1.MigrateSessionRequest{To: to.String(), MaxBytesPerSecond: uint64(max(0, rate)), Deadline: durationpb.New(within)}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
 		return notFound(full)
@@ -128,7 +131,7 @@ func (m *Manager) MoveProgress(ctx context.Context, full string) (*kvtierv1.Move
 	if p, err := m.moveHere(full); err == nil {
 		return p, nil
 	}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
 		return nil, notFound(full)
@@ -155,7 +158,7 @@ func (m *Manager) CancelMove(ctx context.Context, full string) error {
 	if err := m.ready(); err != nil {
 		return err
 	}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
 		return notFound(full)
@@ -217,19 +220,22 @@ func (m *Manager) Migrate(ctx context.Context, r *kvtierv1.MigrateSessionRequest
 	if err := send(plan); err != nil || r.GetDryRun() {
 		return err
 	}
-	last := time.Time{}
+	last, failed := time.Time{}, 0
 	var before *kvtierv1.MoveProgress
 	for {
 		p, err := m.moveAt(ctx, source, full)
-		if err != nil {
+		if failed++; err == nil {
+			failed = 0
+		}
+		if err != nil && failed >= maxFailedPolls {
 			if x := m.record(full); x != nil && ownerOf(x) == to {
 				p, err = &kvtierv1.MoveProgress{State: migrate.Done.String(), Ended: true, Owner: x.GetOwner(), Epoch: x.GetEpoch()}, nil
 			}
 		}
-		if err != nil {
+		if err != nil && failed >= maxFailedPolls {
 			return fmt.Errorf("how the move of session %q is cannot be told (it ends by itself; kvtier sessions show tells who owns it): %w", r.GetSession(), err)
 		}
-		if p.GetEnded() || !proto.Equal(p, before) || time.Since(last) >= time.Second {
+		if err == nil && (p.GetEnded() || !proto.Equal(p, before) || time.Since(last) >= time.Second) {
 			last, before = time.Now(), p
 			if err := send(&kvtierv1.MigrateSessionResponse{Message: &kvtierv1.MigrateSessionResponse_Progress{Progress: p}}); err != nil || p.GetEnded() {
 				return err
@@ -247,7 +253,7 @@ func (m *Manager) Migrate(ctx context.Context, r *kvtierv1.MigrateSessionRequest
 
 // migrateAt has the owner begin a move, or tell what it would take, and says who that is.
 func (m *Manager) migrateAt(ctx context.Context, full string, q *kvtierv1.MigrateSessionRequest) (placement.NodeID, *kvtierv1.MigrateSessionResponse, error) {
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	if x == nil {
 		return placement.NodeID{}, nil, notFound(full)
 	}

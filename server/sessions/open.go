@@ -60,10 +60,20 @@ func (m *Manager) Open(ctx context.Context, r *kvtierv1.OpenSessionRequest) (*kv
 			if err := m.bring(ctx, x); err != nil {
 				return nil, err
 			}
+		case targetOf(x) == m.cfg.Self && m.arrives(ctx, x):
+			// Its engine heard of the move before this node's replica did.
 		default:
 			return nil, m.moved(x)
 		}
 	}
+}
+
+// arrives waits a moment for a session that moves here, and reports whether it came.
+func (m *Manager) arrives(ctx context.Context, x *directory.Session) bool {
+	ctx, cancel := context.WithTimeout(ctx, hearWithin)
+	defer cancel()
+	_, err := m.await(ctx, x.GetSession(), func(y *directory.Session) bool { return y == nil || y.GetEpoch() > x.GetEpoch() })
+	return err == nil
 }
 
 func namespaceID(b []byte) (id paging.NamespaceID, err error) {
@@ -324,7 +334,7 @@ func (m *Manager) CloseSession(ctx context.Context, r *kvtierv1.CloseSessionRequ
 		return nil, err
 	}
 	a := &kvtierv1.CloseSessionResponse{}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	if x == nil {
 		return a, nil
 	}
@@ -339,7 +349,7 @@ func (m *Manager) CloseSession(ctx context.Context, r *kvtierv1.CloseSessionRequ
 
 // atOwner has the owner of a session answer a call: here says that this node is it.
 func (m *Manager) atOwner(ctx context.Context, full string, q *kvtierv1.SessionCall, a answer) (here bool, err error) {
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
 		return false, notFound(full)

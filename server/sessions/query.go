@@ -57,7 +57,7 @@ func (m *Manager) Get(ctx context.Context, r *kvtierv1.GetSessionRequest) (*kvti
 	if err != nil {
 		return nil, err
 	}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	if x == nil {
 		return nil, notFound(full)
 	}
@@ -120,7 +120,7 @@ func (m *Manager) Names(ctx context.Context, tenant, session string, from, to ui
 	if err != nil {
 		return ns, nil, err
 	}
-	x := m.record(full)
+	x := m.lookup(ctx, full)
 	if x == nil {
 		return ns, nil, notFound(full)
 	}

@@ -93,17 +93,17 @@ func (s *Store) Put(session string, epoch, first uint64, names []paging.BlockNam
 	if from+paging.SegmentBlocks > first+uint64(len(names)) {
 		from, head = first, nil // no segment becomes full: the pieces before stay as they are
 	}
-	if err := b.DeleteRange(pieceKey(session, epoch, from), pieceKey(session, epoch, math.MaxUint64), nil); err != nil {
-		return storeError(session, err)
+	if over, err := s.any(session, epoch, from); err != nil {
+		return err
+	} else if over { // else nothing is replaced: a range that is deleted costs every read
+		if err := b.DeleteRange(pieceKey(session, epoch, from), pieceKey(session, epoch, math.MaxUint64), nil); err != nil {
+			return storeError(session, err)
+		}
 	}
 	all := slices.Concat(head, names)
 	for len(all) > 0 {
 		n := min(uint64(len(all)), paging.SegmentBlocks-from%paging.SegmentBlocks)
-		value := make([]byte, 0, 32*n)
-		for i := range all[:n] {
-			value = append(value, all[i][:]...)
-		}
-		if err := b.Set(pieceKey(session, epoch, from), value, nil); err != nil {
+		if err := b.Set(pieceKey(session, epoch, from), packNames(all[:n]), nil); err != nil {
 			return storeError(session, err)
 		}
 		from, all = from+n, all[n:]
@@ -116,6 +116,19 @@ func (s *Store) Put(session string, epoch, first uint64, names []paging.BlockNam
 
 func storeError(session string, err error) error {
 	return fmt.Errorf("names of session %q: %w: %w", session, paging.ErrIO, err)
+}
+
+// any reports whether a piece begins at a position or after it.
+func (s *Store) any(session string, epoch, from uint64) (bool, error) {
+	it, err := s.db.NewIter(&pebble.IterOptions{LowerBound: pieceKey(session, epoch, from), UpperBound: pieceKey(session, epoch, math.MaxUint64)})
+	if err != nil {
+		return false, storeError(session, err)
+	}
+	some := it.First()
+	if err := it.Close(); err != nil {
+		return false, storeError(session, err)
+	}
+	return some, nil
 }
 
 // has reports whether the name at a position is kept.
@@ -162,6 +175,29 @@ func (s *Store) read(session string, epoch, from, to uint64) (names []paging.Blo
 		return nil, storeError(session, err)
 	}
 	return names[:min(uint64(len(names)), to-from)], nil
+}
+
+// Truncate forgets the names of a session from position to on.
+func (s *Store) Truncate(session string, epoch, to uint64) error {
+	from := to / paging.SegmentBlocks * paging.SegmentBlocks
+	names, err := s.read(session, epoch, from, to)
+	if err != nil {
+		return err
+	}
+	b := s.db.NewBatch()
+	defer func() { _ = b.Close() }() // of a batch that was committed, or that is given up
+	if err := b.DeleteRange(pieceKey(session, epoch, from), pieceKey(session, epoch, math.MaxUint64), nil); err != nil {
+		return storeError(session, err)
+	}
+	if len(names) > 0 {
+		if err := b.Set(pieceKey(session, epoch, from), packNames(names), nil); err != nil {
+			return storeError(session, err)
+		}
+	}
+	if err := b.Commit(pebble.Sync); err != nil {
+		return storeError(session, err)
+	}
+	return nil
 }
 
 // Epochs returns the epochs of which names of a session are kept, rising.

@@ -60,6 +60,15 @@ func TestStoreKeepsNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		want[k] = append(slices.Clone(kept[:first]), add...)
+		if rng.IntN(20) == 0 {
+			to := rng.IntN(len(want[k]) + 1)
+			if err := s.Truncate(k.session, k.epoch, uint64(to)); err != nil {
+				t.Fatal(err)
+			}
+			if want[k] = want[k][:to]; to == 0 {
+				delete(want, k)
+			}
+		}
 		if rng.IntN(50) == 0 {
 			if err := s.Drop(k.session, 2); err != nil {
 				t.Fatal(err)
