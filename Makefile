@@ -73,7 +73,7 @@ $(ENGINES)/ready: client/python/engines.txt client/python/engines-override.txt c
 test-engines: build $(ENGINES)/ready ## the Python package with real engines
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_transformers.py
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_vllm.py
-	PYTHONPATH=$(ENGINES)/sglang $(ENGINES)/bin/python -m pytest client/python/tests/engine_sglang.py
+	PYTHONPATH=$(ENGINES)/sglang $(ENGINES)/bin/python -m pytest client/python/tests/engine_sglang.py client/python/tests/engine_sglang_pools.py
 
 demo-engine: build $(ENGINES)/ready ## time to first token of a small real model: recompute, cold, warm from RAM, warm from NVMe
 	$(ENGINES)/bin/python examples/transformers_demo.py --kvtier bin/kvtier

@@ -6,13 +6,14 @@
         "endpoint": "unix:///run/kvtier/kvtier.sock"}'
 
 A page of SGLang is a page here. With interface_v1 its bytes are copied between SGLang's host pool and the node's
-memory, once; without it they pass through the flat tensors of the older calls. SGLang's keys name tokens only:
-model, types, layout and ranks are in the namespace. No call raises: SGLang's threads would not survive it.
+memory, once; without it they pass through the flat tensors of the older calls. Pools that go with the first, of
+hybrid models and drafts, are stored page by page in namespaces of their own. SGLang's keys name tokens only: model,
+types, layout, pool and ranks are in the namespace. No call raises: SGLang's threads would not survive it.
 """
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -23,17 +24,16 @@ import torch
 from sglang.srt.mem_cache import hicache_storage
 
 from kvtier._memory import Bytes
-from kvtier.chain import SGLANG
+from kvtier._sglang_pool import KV, Move, Pool, copy_from, copy_to, run_of, stops
 from kvtier.client import Client
 from kvtier.errors import IncompatibleError, InvalidError, KvtierError
-from kvtier.words import Layout, Mode, Namespace, Part
+from kvtier.words import Mode, Namespace, Tier
 
 log = logging.getLogger("kvtier")
 
 WORKS_WITH = "SGLang 0.5.23"
 
-_EPOCH = 1
-_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
+_POLICIES = ("all_pages", "trailing_pages")  # which pages of a pool a prefix needs
 # Keys of the extra config that SGLang itself reads.
 _OF_SGLANG = {"backend_name", "module_path", "class_name", "interface_v1", "tp_lcm_size"}
 _PREFIXES_OF_SGLANG = ("hicache_", "prefetch_")
@@ -72,61 +72,36 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
         self._client = Client(
             endpoint.removeprefix("unix://"), token=token, engine="sglang", stall_timeout=stall, staging_bytes=staging
         )
-        self._layout: Layout | None = None
-        self._registered: Namespace | None = None
         self._lock = threading.Lock()
-        self._page_bytes = 0
+        self._pools: dict[str, Pool] = {}
+        self._registered: dict[str, Namespace] = {}
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Takes the host pool, whose pages are stored. IncompatibleError: their layout is not known."""
         super().register_mem_pool_host(mem_pool_host)
-        pool_layout = str(getattr(mem_pool_host, "layout", ""))
-        if pool_layout not in _LAYOUTS or getattr(mem_pool_host, "stores_page_envelope", False):
-            raise IncompatibleError(f"host pool layout {pool_layout!r}; this backend works with {', '.join(_LAYOUTS)}")
-        self._layout = self._layout_of(mem_pool_host, pool_layout)
-        self._page_bytes = self._layout.parts[0].page_bytes
+        self._pools[KV] = Pool(mem_pool_host, KV, self._config, self._revision, self._zero_copy)
 
-    def _layout_of(self, pool: Any, pool_layout: str) -> Layout:
-        config = self._config
-        if self._zero_copy:
-            _, sizes = pool.get_page_buffer_meta(torch.arange(pool.page_size))
-            size, order = sum(sizes), f"pointers/{len(sizes)}"
-        else:
-            flat = pool.get_dummy_flat_data_page()
-            size, order = flat.numel() * flat.element_size(), "flat"
-        tag = getattr(pool, "storage_format_tag", None)
-        rank = "all" if config.is_mla_model else f"{config.tp_rank}"
-        place = [
-            f"tp{rank}of{config.tp_size}",
-            f"pp{config.pp_rank}of{config.pp_size}",
-            f"cp{getattr(config, 'attn_cp_rank', 0)}of{getattr(config, 'attn_cp_size', 1)}",
-            f"dcp{getattr(config, 'dcp_rank', 0)}of{getattr(config, 'dcp_size', 1)}",
-        ]
-        heads, dim = int(getattr(pool, "head_num", 0) or 0), int(getattr(pool, "head_dim", 0) or 0)
-        return Layout(
-            model=str(config.model_name),
-            revision=self._revision,
-            kv_dtype=str(pool.dtype).removeprefix("torch."),
-            attention="mla" if config.is_mla_model else "gqa",
-            layers=max(int(pool.layer_num), 1),
-            kv_heads=heads,
-            head_dim=dim,
-            engine_layout="/".join(["sglang", pool_layout, order, *place, *([str(tag)] if tag else [])]),
-            engine_epoch=_EPOCH,
-            tensor_parallel=max(int(config.tp_size), 1),
-            pipeline_parallel=max(int(config.pp_size), 1),
-            hash_algorithm=SGLANG,
-            block_tokens=int(pool.page_size),
-            parts=(Part("page", size),),
-        )
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Takes a pool that goes with the first, of a hybrid model or of a draft. Its pages have names of their own."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        name = str(host_pool_name)
+        if name != KV:
+            self._pools[name] = Pool(host_pool, name, self._config, self._revision, True)
 
-    def _namespace(self) -> Namespace:
+    def _pool(self, name: str = KV) -> Pool:
+        pool = self._pools.get(name)
+        if pool is None:
+            raise InvalidError(f"host pool {name} is not registered")
+        return pool
+
+    def _namespace(self, name: str = KV) -> Namespace:
+        layout = self._pool(name).layout
+        if layout is None:
+            raise InvalidError(f"host pool {name} holds no bytes")
         with self._lock:
-            if self._layout is None:
-                raise InvalidError("the host pool is not registered yet")
-            if self._registered is None:
-                self._registered = self._client.register(self._layout, self._salt)
-            return self._registered
+            if name not in self._registered:
+                self._registered[name] = self._client.register(layout, self._salt)
+            return self._registered[name]
 
     def _guard(self, verb: str, do: Callable[[], T], otherwise: T) -> T:
         """A miss for whatever goes wrong."""
@@ -142,10 +117,19 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """The number of leading keys that are stored."""
+        return run_of(self._there(KV, keys))
+
+    def _there(self, name: str, keys: list[str]) -> list[bool]:
         if not keys:
-            return 0
-        look = self._client.lookup
-        return self._guard("exists", lambda: look(self._namespace(), _names(keys)).usable_blocks, 0)
+            return []
+
+        def look() -> list[bool]:
+            if self._pool(name).logical:
+                return [True] * len(keys)
+            found = self._client.lookup(self._namespace(name), _names(keys))
+            return [tier is not Tier.NONE for tier in found.tiers]
+
+        return self._guard("exists", look, [False] * len(keys))
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -153,27 +137,52 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
     # Zero copy: pages of the host pool by address.
 
     def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        places = self._places(keys, host_indices)
-
-        def put(at: int, page: Bytes) -> None:
-            _copy_out(page, places[at])
-
-        return self._guard("get", lambda: self._get(keys, put), [False] * len(keys))
+        return self._guard("get", lambda: self._read(KV, keys, host_indices), [False] * len(keys))
 
     def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        places = self._places(keys, host_indices)
+        return self._guard("set", lambda: self._write(KV, keys, host_indices), [False] * len(keys))
 
-        def fill(at: int, page: Bytes) -> None:
-            _copy_in(page, places[at])
+    def _read(self, name: str, keys: list[str], indices: torch.Tensor) -> list[bool]:
+        pool = self._pool(name)
+        return [True] * len(keys) if pool.logical else self._get(keys, pool.reader(keys, indices), name)
 
-        return self._guard("set", lambda: self._set(keys, fill), [False] * len(keys))
+    def _write(self, name: str, keys: list[str], indices: torch.Tensor) -> list[bool]:
+        pool = self._pool(name)
+        return [True] * len(keys) if pool.logical else self._set(keys, pool.writer(keys, indices), name)
 
-    def _places(self, keys: list[str], host_indices: torch.Tensor) -> list[list[tuple[int, int]]]:
-        """Address and length of each fragment of each key's page."""
-        pointers, sizes = self.mem_pool_host.get_page_buffer_meta(host_indices)
-        each = len(pointers) // max(len(keys), 1)
-        runs = list(zip(pointers, sizes, strict=True))
-        return [runs[at * each : (at + 1) * each] for at in range(len(keys))]
+    # Several pools (v2): what goes with the pages of the first.
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        """The longest prefix that every pool can serve, and all that would do.
+
+        A pool whose pages cover only the end of a prefix has gaps, so each rank tells SGLang the whole set.
+        """
+        kv = self.batch_exists(keys, extra_info)
+        hits: dict[Any, int] = {hicache_storage.PoolName.KV: kv} if kv else {}
+        restorable = set(range(1, kv + 1))
+        for transfer in pool_transfers or ():
+            policy = str(getattr(transfer.hit_policy, "value", transfer.hit_policy))
+            if policy not in _POLICIES:
+                continue  # a pool that is not reported has no verdict: SGLang does not count on it
+            trailing = max(1, len(transfer.keys or ())) if policy == "trailing_pages" else 0
+            can = stops(self._there(str(transfer.name), keys[:kv]), trailing)
+            if can:
+                hits[transfer.name] = can[-1]
+            restorable.intersection_update(can)
+        told = sorted(restorable)
+        return _result(told[-1] if told else 0, hits, told)
+
+    def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {t.name: self._transfer("get", self._read, t) for t in transfers}
+
+    def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[str, list[bool]]:
+        return {t.name: self._transfer("set", self._write, t) for t in transfers}
+
+    def _transfer(self, verb: str, do: Callable[[str, list[str], torch.Tensor], list[bool]], t: Any) -> list[bool]:
+        keys = list(t.keys or ())
+        if not keys or t.host_indices is None:
+            return [False] * len(keys)
+        return self._guard(verb, lambda: do(str(t.name), keys, t.host_indices), [False] * len(keys))
 
     # Flat tensors.
 
@@ -186,10 +195,7 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
             into = (
                 target_locations[at] if target_locations is not None else self.mem_pool_host.get_dummy_flat_data_page()
             )
-            flat = into.view(-1).view(torch.uint8)
-            if flat.numel() != page.size:
-                raise InvalidError(f"a place of {flat.numel()} bytes for a page of {page.size}")
-            flat.numpy()[:] = page
+            copy_to(into, page)
             found[at] = into
 
         good = self._guard("get", lambda: self._get(keys, put), [False] * len(keys))
@@ -207,10 +213,7 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
         given = values
 
         def fill(at: int, page: Bytes) -> None:
-            flat = given[at].contiguous().view(-1).view(torch.uint8)
-            if flat.numel() != page.size:
-                raise InvalidError(f"a value of {flat.numel()} bytes for a page of {page.size}")
-            page[:] = flat.numpy()
+            copy_from(page, given[at])
 
         return all(self._guard("set", lambda: self._set(keys, fill), [False]))
 
@@ -226,9 +229,9 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
 
     # Both.
 
-    def _get(self, keys: list[str], put: Callable[[int, Bytes], None]) -> list[bool]:
+    def _get(self, keys: list[str], put: Move, name: str = KV) -> list[bool]:
         """Copies what is stored. SGLang uses pages up to the first that is not there."""
-        lease = self._client.fetch(self._namespace(), _names(keys), mode=Mode.SET, timeout=self._fetch_timeout)
+        lease = self._client.fetch(self._namespace(name), _names(keys), mode=Mode.SET, timeout=self._fetch_timeout)
         out = [False] * len(keys)
         for row in range(lease.rows):
             page = lease.page(row)
@@ -239,10 +242,10 @@ class KvtierHiCache(hicache_storage.HiCacheStorage):  # type: ignore[misc]
         lease.release()  # LostError: pages were reused while they were copied
         return out
 
-    def _set(self, keys: list[str], fill: Callable[[int, Bytes], None]) -> list[bool]:
-        if not self._writer:
+    def _set(self, keys: list[str], fill: Move, name: str = KV) -> list[bool]:
+        if not self._writer and self._pool(name).replicated:
             return [True] * len(keys)  # another rank stores the same bytes
-        outcomes = self._client.write(self._namespace(), _names(keys), lambda at, part, page: fill(at, page))
+        outcomes = self._client.write(self._namespace(name), _names(keys), lambda at, part, page: fill(at, page))
         return [outcome.stored for outcome in outcomes]
 
     def close(self) -> None:
@@ -262,26 +265,11 @@ def _name(key: str) -> bytes:
     return raw if len(raw) == 32 else blake3.blake3(b"sglang key " + key.encode()).digest()
 
 
-def _copy_out(page: Bytes, runs: Sequence[tuple[int, int]]) -> None:
-    _check_runs(page, runs)
-    at = page.ctypes.data
-    for pointer, size in runs:
-        ctypes.memmove(pointer, at, size)
-        at += size
-
-
-def _copy_in(page: Bytes, runs: Sequence[tuple[int, int]]) -> None:
-    _check_runs(page, runs)
-    at = page.ctypes.data
-    for pointer, size in runs:
-        ctypes.memmove(at, pointer, size)
-        at += size
-
-
-def _check_runs(page: Bytes, runs: Sequence[tuple[int, int]]) -> None:
-    total = sum(size for _, size in runs)
-    if total != page.size:
-        raise InvalidError(f"fragments of {total} bytes for a page of {page.size}")
+def _result(kv: int, hits: dict[Any, int], restorable: list[int]) -> Any:
+    """SGLang's answer, with what its release knows of."""
+    known = {field.name for field in dataclasses.fields(hicache_storage.PoolTransferResult)}
+    more = {"restorable_prefix_pages": restorable} if "restorable_prefix_pages" in known else {}
+    return hicache_storage.PoolTransferResult(kv, hits, **more)
 
 
 def check_interface(backend: type) -> None:
