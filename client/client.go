@@ -32,6 +32,8 @@ type Client struct {
 	local   atomic.Uint64        // numbers of streamed leases
 	counts  counts
 
+	book sessionBook // of the sessions that are open
+
 	namespaces atomic.Pointer[map[paging.NamespaceID]*namespace] // replaced under mu
 
 	mu       sync.Mutex
@@ -110,6 +112,9 @@ func (c *Client) keep(l *link) {
 			c.log.Warn("cannot attach, trying again", "error", err)
 		}
 		c.publish(l, err)
+		if l != nil {
+			c.book.attached()
+		}
 	}
 }
 
@@ -295,6 +300,7 @@ func (c *Client) Close() error {
 	c.closed = true
 	c.mu.Unlock()
 	c.cancel(fmt.Errorf("client: %w", paging.ErrClosed))
+	c.book.close()
 	c.keeper.Wait()
 
 	c.mu.Lock()

@@ -25,6 +25,13 @@
 // Fill Attempt.Page for each row and part, then Commit. WriteBlocks does this in
 // as many rounds as the staging needs.
 //
+// # Sessions
+//
+// OpenSession gives a Session, to which the engine appends the names of the blocks of a
+// conversation as it commits them. Append never waits: what the node does not take at
+// present is kept and sent later. Session.Events tells when it is handed over, and who
+// owns it then; FetchRequest.Session names its blocks.
+//
 // # When the node is not there
 //
 // Every call ends: at its context's deadline, else at Config.CallTimeout. A node
@@ -49,5 +56,6 @@
 //
 // A Client and a Lease may be used by any number of goroutines. Calls on the
 // attachment stream do not wait for one another. A client runs one goroutine
-// that keeps it attached, and four for each attachment.
+// that keeps it attached, four for each attachment (three for each connection without one),
+// and one for each Session while something of it waits to be sent.
 package client

@@ -30,6 +30,7 @@ type link struct {
 	id       []byte        // of the attachment
 	tenant   string
 	ttl      time.Duration
+	since    time.Time
 	ctx      context.Context // ends when the link fails or is closed; the cause says why
 	cancel   context.CancelCauseFunc
 	routines sync.WaitGroup
@@ -62,7 +63,7 @@ type link struct {
 
 func newLink(c *Client, conn *grpc.ClientConn) *link {
 	l := &link{
-		client: c, conn: conn, pages: kvtierv1.NewPagesServiceClient(conn),
+		client: c, conn: conn, pages: kvtierv1.NewPagesServiceClient(conn), since: time.Now(),
 		nudge:    make(chan struct{}, 1),
 		turn:     make(chan struct{}, 1),
 		leases:   map[uint64]*Lease{},
@@ -83,7 +84,8 @@ func (l *link) fail(err error) { l.cancel(err) }
 func (l *link) start() {
 	l.routines.Go(l.watch) // owner: link; exits with ctx; bound: 1 a link
 	if l.mux == nil {
-		l.routines.Go(l.watchConn) // owner: link; exits with the connection or ctx; bound: 1 a link
+		l.routines.Go(l.watchConn)     // owner: link; exits with the connection or ctx; bound: 1 a link
+		l.routines.Go(l.watchSessions) // owner: link; exits with ctx; bound: 1 a link
 		return
 	}
 	l.routines.Go(func() { l.mux.write(l.ctx) }) // owner: link; exits with ctx or the stream; bound: 1 a link
@@ -123,6 +125,8 @@ func (l *link) event(msg *kvtierv1.AttachResponse) {
 		l.revoke(m.Revocation.GetLeaseIds())
 	case *kvtierv1.AttachResponse_Prefetch:
 		l.progress(m.Prefetch)
+	case *kvtierv1.AttachResponse_Session:
+		l.client.book.tell(m.Session)
 	case *kvtierv1.AttachResponse_Stopping:
 		l.client.log.Info("node is stopping", "within", m.Stopping.GetWithin().AsDuration())
 	case *kvtierv1.AttachResponse_Fetch:

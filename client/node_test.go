@@ -45,6 +45,7 @@ type testNode struct {
 	deaf         atomic.Bool                   // reserves grant, but are never answered
 	mute         atomic.Bool                   // fetches are not answered, everything else is
 	frozen       gate
+	sessions     *testSessions // nil: it is of no cluster
 
 	server   *grpc.Server
 	handoff  *shm.Listener
@@ -160,6 +161,9 @@ func (n *testNode) run() error {
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(1<<20), grpc.WaitForHandlers(true),
 	)
 	kvtierv1.RegisterPagesServiceServer(n.server, n)
+	if n.sessions != nil {
+		kvtierv1.RegisterSessionsServiceServer(n.server, n.sessions)
+	}
 	unix, err := net.Listen("unix", n.socket)
 	if err != nil {
 		return err

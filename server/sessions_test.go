@@ -77,8 +77,9 @@ func TestSessionOfAnEngine(t *testing.T) {
 		t.Fatalf("%+v, %v", move, err)
 	}
 	write(t, engines["first"], ns, names[200:210])
-	if err := s.Append(200, names[200:210]); err != nil && !errors.Is(err, paging.ErrMoved) {
-		t.Fatal(err)
+	taken := s.Append(200, names[200:210])
+	if taken != nil && !errors.Is(taken, paging.ErrMoved) {
+		t.Fatal(taken)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -95,6 +96,9 @@ func TestSessionOfAnEngine(t *testing.T) {
 		}
 	}
 	at, rest := s.Rest()
+	if taken != nil && at == 200 && len(rest) == 0 { // the event was faster than the append
+		rest = names[200:210]
+	}
 	there, err := engines["second"].OpenSession(t.Context(), client.SessionOptions{Name: "s", Namespace: ns})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +139,7 @@ func TestSessionOfAnEngine(t *testing.T) {
 	if err := admin.CloseSession(ctx, "", "s"); err != nil {
 		t.Fatal(err)
 	}
-	if err := there.Append(210, names[210:211]); err != nil {
+	if err := there.Append(210, names[210:211]); err != nil && !errors.Is(err, paging.ErrNotFound) {
 		t.Fatal(err)
 	}
 	if err := there.Wait(ctx); !errors.Is(err, paging.ErrNotFound) {
