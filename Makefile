@@ -12,7 +12,7 @@ LINTER  := $(GO) tool -modfile=.ci/lint/go.mod golangci-lint
 SEED    ?= 0
 ROUNDS  ?= 200
 
-.PHONY: build static gpu-check demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
+.PHONY: build static gpu-check ptx-check demo demo-engine test-engines test unit race sabotage python torture lint proto proto-python proto-check bench clean
 
 build: ## bin/kvtier, one binary: finds a CUDA driver at run time, so it needs glibc's loader (docs/adr/0013)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/kvtier ./cmd/kvtier
@@ -30,6 +30,17 @@ gpu-check: ## bin/gpu-check: a folder to copy to a machine with a GPU; there run
 	cp gpu/cuda/check/consumer.py gpu/cuda/check/run.sh $(GPU_CHECK)/
 	cp gpu/cuda/kernels/*.cu gpu/cuda/kernels/*.h gpu/cuda/kernels/*.ptx.gz $(GPU_CHECK)/kernels/
 	@du -sk $(GPU_CHECK) | awk '$$1 > 65536 { print "the folder has more than 64 MiB"; exit 1 } { print $$1 " KiB in $(GPU_CHECK)" }'
+
+PTXAS := bin/ptxas
+
+# $(PTXAS)/ready: NVIDIA's assembler from its wheel, 47 MB, under its own licence: used, never shipped.
+$(PTXAS)/ready:
+	$(PYTHON) -m venv $(PTXAS)
+	$(PTXAS)/bin/pip install -q --disable-pip-version-check --no-deps nvidia-cuda-nvcc==13.5.37
+	touch $@
+
+ptx-check: $(PTXAS)/ready ## assembles all kernels for sm_80 and sm_90 without a GPU; a kernel that spills is an error
+	PATH="$$(dirname "$$(find $(CURDIR)/$(PTXAS) -name ptxas -type f)"):$$PATH" $(GO) test -count=1 -run PTX -v ./gpu/cuda/kernels
 
 demo: build ## the main job on this machine, nothing else needed
 	bin/kvtier demo

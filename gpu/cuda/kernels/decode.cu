@@ -219,14 +219,14 @@ DEVICE void decode(const attention_args &a) {
 #define DECODE(dim, lanes, n, g, tokens) \
   KERNEL void NAME(kv_decode_, _d##dim##_g##g)(attention_args a) { decode<lanes, n, g, tokens, 0>(a); }
 
-// Kernels: lanes * n * 16 bytes are one row.
+// Kernels: lanes * n * 16 bytes are one row. As many tokens are in flight as fit 255 registers without a spill.
 #if KV_TYPE == 2
 DECODE(64, 16, 1, 1, 4)
 DECODE(64, 16, 1, 4, 4)
 DECODE(64, 16, 1, 8, 2)
 DECODE(96, 8, 3, 1, 2)
 DECODE(96, 8, 3, 4, 2)
-DECODE(96, 8, 3, 8, 2)
+DECODE(96, 8, 3, 8, 1)
 DECODE(128, 32, 1, 1, 4)
 DECODE(128, 32, 1, 4, 4)
 DECODE(128, 32, 1, 8, 2)
@@ -238,7 +238,7 @@ DECODE(64, 8, 1, 1, 4)
 DECODE(64, 8, 1, 4, 4)
 DECODE(64, 8, 1, 8, 2)
 DECODE(96, 4, 3, 1, 2)
-DECODE(96, 4, 3, 4, 2)
+DECODE(96, 4, 3, 4, 1)
 DECODE(128, 16, 1, 1, 4)
 DECODE(128, 16, 1, 4, 4)
 DECODE(128, 16, 1, 8, 2)
