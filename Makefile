@@ -73,18 +73,20 @@ python: build $(PYENV)/ready ## the Python package: lint, types, tests against t
 	bin/wheel/bin/python -m kvtier.check --socket /nonexistent.sock | grep 'start `kvtier serve`' >/dev/null
 
 # $(ENGINES)/ready: the engines that run on a CPU, several GB because torch from PyPI brings its GPU libraries.
-$(ENGINES)/ready: client/python/engines.txt client/python/engines-override.txt client/python/engines-sglang.txt client/python/pyproject.toml
+$(ENGINES)/ready: client/python/engines.txt client/python/engines-override.txt client/python/engines-sglang.txt client/python/engines-lmcache.txt client/python/pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/pip install -q --disable-pip-version-check uv
 	$(ENGINES)/bin/uv pip install -q --python $(ENGINES)/bin/python --override client/python/engines-override.txt \
 		-r client/python/engines.txt -e 'client/python[dev]'
 	$(ENGINES)/bin/uv pip install -q --python $(ENGINES)/bin/python --no-deps --target $(ENGINES)/sglang -r client/python/engines-sglang.txt
+	$(ENGINES)/bin/uv pip install -q --python $(ENGINES)/bin/python --no-deps --target $(ENGINES)/lmcache -r client/python/engines-lmcache.txt
 	touch $@
 
 test-engines: build $(ENGINES)/ready ## the Python package with real engines
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_transformers.py
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_vllm.py
 	PYTHONPATH=$(ENGINES)/sglang $(ENGINES)/bin/python -m pytest client/python/tests/engine_sglang.py client/python/tests/engine_sglang_pools.py
+	PYTHONPATH=$(ENGINES)/lmcache $(ENGINES)/bin/python -m pytest client/python/tests/engine_lmcache.py
 
 demo-engine: build $(ENGINES)/ready ## time to first token of a small real model: recompute, cold, warm from RAM, warm from NVMe
 	$(ENGINES)/bin/python examples/transformers_demo.py --kvtier bin/kvtier
