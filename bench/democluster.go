@@ -43,7 +43,7 @@ func DemoCluster(ctx context.Context, cfg DemoClusterConfig) (*ClusterReport, er
 		cfg.Node.RAM, cfg.Node.NVMe = demoRAM, int64(demoNVMe/cfg.Nodes+demoClusterNVMe)
 	}
 	cfg.Node.Args = append([]string{"--http-listen", "off"}, cfg.Node.Args...)
-	step := stepper(cfg.Progress, int64(2*n))
+	step := stepper(cfg.Progress, int64(2*n+actSteps))
 	run := clusterConfig{
 		trace: trace, requests: n, blockBytes: demoBlockBytes, blockTokens: DefaultBlockTokens, durableEvery: 8,
 		nodes: cfg.Nodes, alone: true, seed: 1, node: cfg.Node, tempDir: cfg.TempDir, step: step,
@@ -58,18 +58,25 @@ func DemoCluster(ctx context.Context, cfg DemoClusterConfig) (*ClusterReport, er
 	if err != nil {
 		return nil, err
 	}
-	return newClusterReport(apart, together, time.Since(start)), nil
+	act, err := playAct(ctx, NodeConfig{Program: cfg.Node.Program, Env: cfg.Node.Env}, cfg.TempDir, step)
+	if err != nil {
+		return nil, fmt.Errorf("a session that moves: %w", err)
+	}
+	r := newClusterReport(apart, together, time.Since(start))
+	r.Session = act
+	return r, nil
 }
 
 // ClusterReport is the answer of "demo --nodes": a replay through a cluster.
 type ClusterReport struct {
 	ReplayReport
-	Nodes               int      `json:"nodes"`
-	RemoteHitBlocks     int64    `json:"remote_hit_blocks"`     // hits that came from another node
-	HitWithoutDirectory float64  `json:"hit_without_directory"` // of the same nodes, each by itself, none killed
-	ServedMeanwhile     int64    `json:"served_meanwhile"`      // requests, while a node was down
-	RecoveryMS          float64  `json:"recovery_ms"`           // the worst of all outages
-	Outages             []Outage `json:"outages"`
+	Nodes               int         `json:"nodes"`
+	RemoteHitBlocks     int64       `json:"remote_hit_blocks"`     // hits that came from another node
+	HitWithoutDirectory float64     `json:"hit_without_directory"` // of the same nodes, each by itself, none killed
+	ServedMeanwhile     int64       `json:"served_meanwhile"`      // requests, while a node was down
+	RecoveryMS          float64     `json:"recovery_ms"`           // the worst of all outages
+	Outages             []Outage    `json:"outages"`
+	Session             *SessionAct `json:"session"` // the act in which a session moves
 
 	apart *ReplayReport
 }
@@ -118,7 +125,7 @@ func (r *ClusterReport) Rows() []Row {
 			rows = append(rows, row)
 		}
 	}
-	return rows
+	return append(rows, r.Session.rows()...)
 }
 
 // Err implements Report.
@@ -126,5 +133,5 @@ func (r *ClusterReport) Err() error {
 	if err := r.apart.Err(); err != nil {
 		return errors.Join(r.ReplayReport.Err(), fmt.Errorf("without a directory: %w", err))
 	}
-	return r.ReplayReport.Err()
+	return errors.Join(r.ReplayReport.Err(), r.Session.err())
 }

@@ -36,8 +36,11 @@ func TestDemoCluster(t *testing.T) {
 	if len(r.Outages) != 2 || !r.Outages[0].Leader || r.Outages[1].Leader || r.Outages[0].Node == r.Outages[1].Node || r.RecoveryMS <= 0 {
 		t.Errorf("outages %+v", r.Outages)
 	}
-	if last != total || total != 2*r.Requests {
+	if last != total || total != 2*r.Requests+actSteps {
 		t.Errorf("progress ended at %d of %d", last, total)
+	}
+	if s := r.Session; s == nil || s.BytesCopied < actBytes || s.Bytes < s.BytesCopied || s.Decodes != 4 || s.PauseMS <= 0 {
+		t.Errorf("the session that moves: %+v", s)
 	}
 	checkClusterReport(t, r)
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -56,7 +59,7 @@ func checkClusterReport(t *testing.T, r *ClusterReport) {
 	if err := json.Unmarshal(text, &keys); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"requests", "served_requests", "wrong_pages", "hit_by_tier", "remote_hit_blocks", "hit_without_directory", "recovery_ms"} {
+	for _, key := range []string{"requests", "served_requests", "wrong_pages", "hit_by_tier", "remote_hit_blocks", "hit_without_directory", "recovery_ms", "session"} {
 		if _, ok := keys[key]; !ok {
 			t.Errorf("the report has no %s", key)
 		}
@@ -65,7 +68,7 @@ func checkClusterReport(t *testing.T, r *ClusterReport) {
 	if err := WriteTable(&table, r); err != nil {
 		t.Fatal(err)
 	}
-	for _, row := range []string{"without directory", "from other nodes", "leader killed", "node killed", "wrong pages", "lost durable blocks"} {
+	for _, row := range []string{"without directory", "from other nodes", "leader killed", "node killed", "wrong pages", "lost durable blocks", "session moved", "pause"} {
 		if !strings.Contains(table.String(), row) {
 			t.Errorf("the table has no row %q:\n%s", row, &table)
 		}

@@ -39,6 +39,7 @@ type migration struct {
 	nodes    [2]*client.Client
 	admin    *client.Admin
 	cfg      *MigrateConfig
+	tier     client.Tier // that pages go to; TierNone: RAM
 
 	moveTook, copyTook  time.Duration
 	firstTook, nextTook time.Duration // of the first fetch after a move, and of the same again
@@ -56,7 +57,10 @@ func Migrate(ctx context.Context, cfg MigrateConfig) (_ *MigrateReport, err erro
 	}
 	b := &migration{cfg: &cfg, transfer: transfer{cfg: &TransferConfig{PageBytes: cfg.PageBytes, Bytes: cfg.Bytes}}}
 	defer func() { err = errors.Join(err, b.close(ctx), work.Close()) }()
-	if err := b.open(ctx, work.Dir); err != nil {
+	node := cfg.Node
+	node.RAM = max(localRAM, 2*cfg.Bytes)
+	node.NVMe, node.HBM = cfg.Bytes*5/4+64<<20, 0
+	if err := b.open(ctx, work.Dir, node, "migrate"); err != nil {
 		return nil, err
 	}
 	step := stepper(cfg.Progress, int64(cfg.Rounds+1+cfg.Moves))
@@ -72,14 +76,13 @@ func Migrate(ctx context.Context, cfg MigrateConfig) (_ *MigrateReport, err erro
 	return b.report(), nil
 }
 
-func (b *migration) open(ctx context.Context, dir string) error {
-	node := b.cfg.Node
-	node.RAM = max(localRAM, 2*b.cfg.Bytes)
-	node.NVMe, node.HBM = b.cfg.Bytes*5/4+64<<20, 0
+// open starts two such nodes and a small one.
+func (b *migration) open(ctx context.Context, dir string, node NodeConfig, workload string) error {
+	device := node.HBM > 0
 	first := ""
 	for i := range 3 {
 		if i == 2 {
-			node.RAM, node.NVMe = localRAM/4, 64<<20
+			node.RAM, node.NVMe, node.HBM = localRAM/4, 64<<20, 0
 		}
 		args := append([]string{"--http-listen", "off", "--flush-after", "24h"}, memberArgs(i, first)...)
 		if err := b.start(ctx, node, filepath.Join(dir, nodeName(i)), args); err != nil {
@@ -89,10 +92,10 @@ func (b *migration) open(ctx context.Context, dir string) error {
 			first = b.daemons[0].Ready("peers")
 		}
 	}
-	layout := namespaceOf("migrate", 16, b.cfg.PageBytes)
+	layout := namespaceOf(workload, 16, b.cfg.PageBytes)
 	for i := range b.nodes {
 		var err error
-		if b.nodes[i], err = client.Open(ctx, client.Config{StallTimeout: stallTime, Socket: b.daemons[i].Socket(), Engine: "bench", StagingBytes: transferCall / 2}); err != nil {
+		if b.nodes[i], err = client.Open(ctx, client.Config{StallTimeout: stallTime, Socket: b.daemons[i].Socket(), Engine: "bench", StagingBytes: min(transferCall/2, node.RAM/8), DevicePool: device}); err != nil {
 			return err
 		}
 		if b.ns, err = b.nodes[i].RegisterNamespace(ctx, layout); err != nil {
@@ -176,7 +179,7 @@ func (b *migration) drop(ctx context.Context, node int, names []paging.BlockName
 func (b *migration) move(ctx context.Context, session string, to int) (*client.MoveProgress, error) {
 	ctx, cancel := context.WithTimeout(ctx, moveTime)
 	defer cancel()
-	p, err := b.admin.MigrateSession(ctx, client.MigrateRequest{Session: session, To: nodeName(to)}, func(*client.MovePlan, *client.MoveProgress) {})
+	p, err := b.admin.MigrateSession(ctx, client.MigrateRequest{Session: session, To: nodeName(to), Tier: b.tier}, func(*client.MovePlan, *client.MoveProgress) {})
 	if err != nil {
 		return nil, err
 	}

@@ -89,3 +89,12 @@ func TestSabotageDropClaimReleases(t *testing.T) {
 		t.Errorf("%d wrong claims, want %d: three nodes keep 600 each", r.WrongClaims, 3*600)
 	}
 }
+
+// A move whose target is not asked what it lacks leaves the session's blocks behind, and
+// the act of the demo counts them.
+func TestSabotagedMoveIsFound(t *testing.T) {
+	var r ClusterReport
+	if code := runSabotaged(t, "skip-target-check", "demo --nodes 3 -o json", &r); code != 1 || r.Session == nil || r.Session.Recomputed == 0 {
+		t.Errorf("exit %d, %+v", code, r.Session)
+	}
+}

@@ -13,6 +13,8 @@
 //   - skip-receive-verify: checksums of pages from other nodes are not compared
 //   - drop-claim-releases: the directory keeps claims that their owner gave up
 //   - apply-older-sequences: a claim batch that was applied is applied again
+//   - skip-target-check: a session moves without its target being asked what it lacks
+//   - lose-segment: names of a full segment of a session are not kept
 //   - read-cut-off: a leader answers reads that no quorum confirms
 //
 // Safe for concurrent use.
