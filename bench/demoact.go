@@ -133,7 +133,7 @@ func (a *act) moveUnderAppends(ctx context.Context, e *movingEngine) error {
 		moved.Store(true)
 		done <- err
 	}()
-	longest, err := e.appendFor(ctx, appendAround, &moved)
+	longest, err := e.appendFor(ctx, &moved)
 	if err = errors.Join(err, <-done); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (a *act) goOn(ctx context.Context, e *movingEngine) error {
 			return err
 		}
 	}
-	if _, err := e.appendFor(ctx, appendAround, nil); err != nil {
+	if _, err := e.appendFor(ctx, nil); err != nil {
 		return err
 	}
 	return a.decode(ctx, e)

@@ -273,7 +273,7 @@ func (b *migration) pause(ctx context.Context, number int) error {
 		return err
 	}
 	defer e.close()
-	calm, err := e.appendFor(ctx, appendAround, nil)
+	calm, err := e.appendFor(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -285,7 +285,7 @@ func (b *migration) pause(ctx context.Context, number int) error {
 		moved.Store(true)
 		done <- err
 	}()
-	longest, err := e.appendFor(ctx, appendAround, &moved)
+	longest, err := e.appendFor(ctx, &moved)
 	b.pauses.Add(longest)
 	if err = errors.Join(err, <-done); err != nil {
 		return err
@@ -326,16 +326,16 @@ func (e *movingEngine) close() {
 	}
 }
 
-// appendFor appends a block every appendEvery, for a time after moved, if given, is
-// true, and returns the longest time between two that were accepted.
-func (e *movingEngine) appendFor(ctx context.Context, d time.Duration, moved *atomic.Bool) (longest time.Duration, err error) {
+// appendFor appends a block every appendEvery, for appendAround after moved, if given,
+// is true, and returns the longest time between two that were accepted.
+func (e *movingEngine) appendFor(ctx context.Context, moved *atomic.Bool) (longest time.Duration, err error) {
 	tick := time.NewTicker(appendEvery)
 	defer tick.Stop()
 	last := time.Now()
-	end := last.Add(d)
+	end := last.Add(appendAround)
 	for waits := moved != nil; waits || time.Now().Before(end); {
 		if waits && moved.Load() {
-			waits, end = false, time.Now().Add(d)
+			waits, end = false, time.Now().Add(appendAround)
 		}
 		select {
 		case <-tick.C:
