@@ -144,7 +144,7 @@ func (m *Manager) Start(c *cluster.Node, h *tier.Hierarchy) {
 func (m *Manager) Close() {
 	m.cancel()
 	m.loops.Wait()
-	m.moves.wait()
+	m.moves.close()
 }
 
 func (m *Manager) ready() error {

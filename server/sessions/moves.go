@@ -38,6 +38,7 @@ type moves struct {
 	wg    sync.WaitGroup
 
 	mu      sync.Mutex
+	closed  bool
 	running map[string]*move
 	ended   map[string]*kvtierv1.MoveProgress
 	order   []string                     // keys of ended, oldest first
@@ -49,7 +50,14 @@ func (v *moves) init(most int, bytesPerSecond int64) {
 	v.running, v.ended, v.speeds = map[string]*move{}, map[string]*kvtierv1.MoveProgress{}, map[placement.NodeID]float64{}
 }
 
-func (v *moves) wait() { v.wg.Wait() }
+// close lets no more moves begin and waits for those that run, which end with the
+// Manager's context.
+func (v *moves) close() {
+	v.mu.Lock()
+	v.closed = true
+	v.mu.Unlock()
+	v.wg.Wait()
+}
 
 // recorded tells the move of a session, if there is one, that its record changed.
 func (v *moves) recorded(full string) bool {
@@ -287,7 +295,7 @@ func (m *Manager) bring(ctx context.Context, x *directory.Session) error {
 			}
 			return nil
 		}
-		if ctx.Err() != nil || m.ctx.Err() != nil {
+		if ctx.Err() != nil || m.moves.closed {
 			return err
 		}
 		if !m.serves(owner) {
@@ -382,18 +390,19 @@ func (m *Manager) beginMove(x *directory.Session, to placement.NodeID, o moveOpt
 	}
 	limits := m.cfg.Limits
 	limits.Within = o.within
-	m.moves.wg.Go(func() { // owner: the Manager; exits with the move; bound: maxRunning
+	go func() { // owner: the Manager; exits with the move; bound: maxRunning
+		defer m.moves.wg.Done()
 		if !v.turn() {
 			return
 		}
 		defer func() { <-m.moves.slots }()
 		machine, actions := migrate.Start(v.id, toRecord(x), to, limits, time.Now())
 		v.run(machine, actions)
-	})
+	}()
 	return nil
 }
 
-// add enters a move, unless the session moves already.
+// add enters a move, unless the session moves already. Its goroutine is counted.
 func (m *Manager) add(v *move) error {
 	m.moves.mu.Lock()
 	defer m.moves.mu.Unlock()
@@ -405,6 +414,7 @@ func (m *Manager) add(v *move) error {
 		return fmt.Errorf("%d moves run or wait here already: %w", len(m.moves.running), paging.ErrUnavailable)
 	}
 	m.moves.running[v.full] = v
+	m.moves.wg.Add(1)
 	delete(m.moves.ended, v.full)
 	return nil
 }
@@ -430,7 +440,10 @@ func (m *Manager) resume(x *directory.Session, start bool) {
 	if !start {
 		v.giveUp("nobody drives it any more")
 	}
-	m.moves.wg.Go(func() { v.run(machine, actions) }) // owner: the Manager; exits with the move; bound: maxRunning
+	go func() { // owner: the Manager; exits with the move; bound: maxRunning
+		defer m.moves.wg.Done()
+		v.run(machine, actions)
+	}()
 }
 
 // toRecord is what the machine wants to know of a session.
