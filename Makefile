@@ -71,6 +71,7 @@ python: build $(PYENV)/ready ## the Python package: lint, types, tests against t
 	$(PYTHON) -m venv bin/wheel
 	bin/wheel/bin/pip install -q --disable-pip-version-check ./client/python
 	bin/wheel/bin/python -m kvtier.check --socket /nonexistent.sock | grep 'start `kvtier serve`' >/dev/null
+	bin/wheel/bin/python client/python/tests/wheel.py bin/kvtier
 
 # $(ENGINES)/ready: the engines that run on a CPU, several GB because torch from PyPI brings its GPU libraries.
 $(ENGINES)/ready: client/python/engines.txt client/python/engines-override.txt client/python/engines-sglang.txt client/python/engines-lmcache.txt client/python/pyproject.toml
@@ -85,6 +86,7 @@ $(ENGINES)/ready: client/python/engines.txt client/python/engines-override.txt c
 test-engines: build $(ENGINES)/ready ## the Python package with real engines
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_transformers.py
 	$(ENGINES)/bin/python -m pytest client/python/tests/engine_vllm.py
+	$(ENGINES)/bin/python -m pytest client/python/tests/engine_vllm_tier.py
 	PYTHONPATH=$(ENGINES)/sglang $(ENGINES)/bin/python -m pytest client/python/tests/engine_sglang.py client/python/tests/engine_sglang_pools.py
 	PYTHONPATH=$(ENGINES)/lmcache $(ENGINES)/bin/python -m pytest client/python/tests/engine_lmcache.py
 

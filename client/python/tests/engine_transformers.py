@@ -206,7 +206,7 @@ def test_a_load_that_fails_is_recomputed(client: kvtier.Client, monkeypatch: pyt
     assert prefixes.stats.failed_restores == 1
     monkeypatch.undo()
     same(model, prefixes, ids, hit_tokens=96)
-    eventually("no lease is left", lambda: not client._link.leases)
+    eventually("no lease is left", lambda: not client._keeper.link.leases)
 
 
 def test_node_killed_restarted_and_absent(nodes: Nodes) -> None:

@@ -242,7 +242,7 @@ def test_a_fill_that_fails_aborts(client: kvtier.Client) -> None:
 
     with pytest.raises(RuntimeError, match="engine's own"):
         client.write(ns, chain(62 + client.streamed, 2), fill)
-    assert not client._link.attempts
+    assert not client._keeper.link.attempts
     write(client, ns, chain(62 + client.streamed, 2))
 
 

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -308,10 +309,10 @@ def test_async_client(shared_node: Node) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 (await cancelled).release()
             for _ in range(500):
-                if not client.client._link.leases:
+                if not client.client._keeper.link.leases:
                     break
                 await asyncio.sleep(0.01)
-            assert not client.client._link.leases, "what a cancelled call was granted is given back"
+            assert not client.client._keeper.link.leases, "what a cancelled call was granted is given back"
             await client.demote(ns, names)
             ticket = await client.prefetch(ns, names)
             assert await client.wait(ticket, 5) is kvtier.Reason.NONE
@@ -370,3 +371,47 @@ def test_a_reserve_that_was_given_up_holds_nothing(nodes: Nodes) -> None:
                 return attempt.rows == 8
 
         eventually("room", granted)
+
+
+def test_waiting_for_a_node_is_woken_and_polls_nothing(nodes: Nodes) -> None:
+    """What is waited for is told: a wake-up that is missed would last until the timeout."""
+    node = nodes()
+
+    def waits(client: kvtier.Client) -> threading.Thread:
+        errors.clear()
+
+        def wait() -> None:
+            try:
+                client.wait_ready(120)
+            except kvtier.KvtierError as e:
+                errors.append(e)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+    errors: list[kvtier.KvtierError] = []
+    with kvtier.Client(node.socket, stall_timeout=0.1) as client:
+        ns = client.register(LAYOUT)
+        node.freeze()
+        with pytest.raises(kvtier.UnavailableError):
+            client.fetch(ns, chain(1, 1))
+        thread = waits(client)
+        node.thaw()
+        thread.join(60)
+        assert not thread.is_alive(), "a node that is heard again"
+        assert not errors
+        node.kill()
+        eventually("loss", lambda: not client.attached)
+        thread = waits(client)
+        node.start()
+        thread.join(60)
+        assert not thread.is_alive(), "a node that is back"
+        assert not errors
+        node.kill()
+        eventually("loss", lambda: not client.attached)
+        thread = waits(client)
+        client.close()
+        thread.join(60)
+        assert not thread.is_alive(), "a client that was closed"
+        assert [type(e) for e in errors] == [kvtier.ClosedError]

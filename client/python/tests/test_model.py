@@ -111,8 +111,8 @@ class Machine(RuleBasedStateMachine):
         self.arrays.clear()
         self.leases.clear()
         gc.collect()
-        assert not self.near._link.leases, "a lease outlived its arrays"
-        assert not self.near._link.attempts
+        assert not self.near._keeper.link.leases, "a lease outlived its arrays"
+        assert not self.near._keeper.link.attempts
         assert self.remote.private.used == 0
 
 

@@ -1,6 +1,6 @@
 """One connection to one run of a node: with a socket an attachment, with an address a plain connection.
 
-It is made by the client's keeper, used until it fails, and never repaired: the keeper makes another.
+The keeper makes it; it is used until it fails, and never repaired: the keeper makes another.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,8 @@ class Times:
 
 
 class Link:
-    def __init__(self, target: Target, times: Times) -> None:
-        self.times, self.metadata = times, target.metadata
+    def __init__(self, target: Target, times: Times, mended: Callable[[], None]) -> None:
+        self.times, self.metadata, self._mended = times, target.metadata, mended  # a silent node is heard again
         self.streamed = not target.socket
         self.failed: KvtierError | None = None
         self.silent = False  # the breaker is open
@@ -332,8 +333,7 @@ class Link:
                 self._resting = False
             if self._resting:
                 stall.pause()
-            ready = poll.poll(self._wait(None if self._resting else stall.interval))
-            for fd, _ in ready:
+            for fd, _ in poll.poll(self._wait(None if self._resting else stall.interval)):
                 if fd == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
@@ -383,9 +383,10 @@ class Link:
         elif verdict is Verdict.MEND:
             self.silent = False
             log.info("node answers again")
+            self._mended()
         if self.streamed:
-            if stall.open:
-                self._ping()  # a stream needs one ping only: it is answered when the node is back
+            if stall.open:  # a stream needs one ping only: it is answered when the node is back
+                self._ping()
             return
         self._renew(now)
 

@@ -206,13 +206,30 @@ def _fingerprint(vllm_config: Any) -> str:
     digest = blake3.blake3(json.dumps(config, sort_keys=True, default=str).encode())
     random = getattr(model, "seed", 0) if vllm_config.load_config.load_format == "dummy" else ""
     digest.update(f"{model.quantization} {random}".encode())
-    at = Path(str(model.model))
-    if at.is_dir():
-        for file in sorted(p for p in at.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".gguf")):
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size} ".encode())
-            with file.open("rb") as weights:
-                for start in sorted({0, max(size // 2, 0), max(size - _SAMPLE, 0)}):
-                    weights.seek(start)
-                    digest.update(weights.read(_SAMPLE))
+    _sample(digest, Path(str(model.model)))
     return digest.hexdigest(16)
+
+
+def sample_weights(path: str) -> str:
+    """A digest of the configuration and of a sample of each weight file of a local checkpoint; else empty."""
+    at = Path(path)
+    if not at.is_dir():
+        return ""
+    digest = blake3.blake3()
+    config = at / "config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    _sample(digest, at)
+    return digest.hexdigest(16)
+
+
+def _sample(digest: Any, at: Path) -> None:
+    if not at.is_dir():
+        return
+    for file in sorted(p for p in at.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".gguf")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as weights:
+            for start in sorted({0, max(size // 2, 0), max(size - _SAMPLE, 0)}):
+                weights.seek(start)
+                digest.update(weights.read(_SAMPLE))

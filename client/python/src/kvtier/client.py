@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,20 +13,17 @@ from types import TracebackType
 import grpc
 import numpy as np
 
-from kvtier import _fork, _stream, _writing
-from kvtier._handoff import Tether
+from kvtier import _stream, _writing
+from kvtier._keeper import Keeper
 from kvtier._link import Link, Times
 from kvtier._memory import SLOT, Bytes
+from kvtier._retaining import Retaining
 from kvtier._rpc import Target
 from kvtier.attempt import Attempt, accept, check_lengths
 from kvtier.errors import (
     ClosedError,
-    DeniedError,
-    ForkedError,
-    IncompatibleError,
     InvalidError,
     KvtierError,
-    NoSpaceError,
     UnavailableError,
     again,
 )
@@ -37,7 +32,6 @@ from kvtier.ticket import Ticket
 from kvtier.v1 import pages_pb2 as pb
 from kvtier.words import (
     PROTOCOL_VERSION,
-    ItemOutcome,
     Layout,
     Mode,
     Namespace,
@@ -46,7 +40,6 @@ from kvtier.words import (
     Retention,
     Tier,
     WriteOutcome,
-    item_outcomes,
     number,
     pack,
     part_numbers,
@@ -60,15 +53,13 @@ log = logging.getLogger("kvtier")
 
 DEFAULT_SOCKET = "/run/kvtier/kvtier.sock"
 
-_BACKOFF_LEAST, _BACKOFF_MOST = 0.05, 2.0
 _ANSWER_TIME = 0.002  # kept of a caller's deadline for the answer to travel
 _RESERVE_TIME = 1.0  # what a node takes for room if it is told no time
-_REFUSALS = (DeniedError, IncompatibleError, InvalidError)  # trying again is pointless until someone acts
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-class Client:
+class Client(Retaining):
     """Uses one node, from any number of threads.
 
     With `socket` it attaches to a node on this machine, and pages are read and written in place. With
@@ -109,7 +100,7 @@ class Client:
         self.ranks = tuple(ranks)
         self.private = _stream.Budget(private_bytes)
         self.staged = _stream.Budget(staging_bytes or 64 << 20)
-        self._hello = pb.Hello(
+        hello = pb.Hello(
             protocol_version=PROTOCOL_VERSION,
             engine=engine,
             engine_version=engine_version,
@@ -118,54 +109,22 @@ class Client:
             staging_bytes=staging_bytes,
             ranks=ranks,
         )
-        self._forks = _fork.count()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._namespaces: dict[bytes, Namespace] = {}
-        self._previous: tuple[bytes, weakref.ref[Tether]] | None = None  # the attachment that ended last
-        self._link: Link | None = None
-        self._why: KvtierError = UnavailableError("not attached yet")
-        self._closing = threading.Event()
-        first: Link | None = None
-        try:
-            first = self._connect()
-        except KvtierError as e:
-            if isinstance(e, _REFUSALS):
-                raise
-            self._why = _unavailable(e)
-        self._link = first
-        self._keeper = threading.Thread(target=self._keep, args=(first,), name="kvtier-keeper", daemon=True)
+        self._keeper = Keeper(self._target, self.times, hello, self._register_all)
         self._keeper.start()
         _open_clients.add(self)
 
-    # Staying attached.
+    def _up(self) -> Link:
+        return self._keeper.up()
 
-    def _connect(self) -> Link:
-        self._target.probe(self.times.dial)
-        link = Link(self._target, self.times)
-        try:
-            if link.streamed:
-                link.greet(self._target.address)
-            else:
-                self._attach(link)
-            self._register_all(link)
-        except BaseException as e:
-            link.close(e if isinstance(e, KvtierError) else UnavailableError(str(e)))
-            raise
+    def _attached(self, verb: str) -> Link:
+        link = self._up()
+        if link.streamed:
+            raise InvalidError(f"{verb} needs an attachment: make the client with socket=")
         return link
 
-    def _attach(self, link: Link) -> None:
-        hello = pb.Hello()
-        hello.CopyFrom(self._hello)
-        if self._previous is not None and self._previous[1]() is None:
-            hello.previous_attachment = self._previous[0]  # no mapping of it is left in this process
-        tether = link.attach(hello)
-        self._previous = (link.attachment, tether)
-
     def _register_all(self, link: Link) -> None:
-        if link.extents is not None and self._namespaces:
-            # Registering needs no descriptor; the watch, which receives them, starts with the link.
-            log.debug("registering %d namespaces again", len(self._namespaces))
         for ns in list(self._namespaces.values()):
             try:
                 self._register(link, ns.layout, ns.salt)
@@ -174,66 +133,10 @@ class Client:
             except KvtierError as e:
                 log.warning("namespace %s is refused after the restart of the node: %s", ns, e)
 
-    def _keep(self, link: Link | None) -> None:
-        wait, said = _BACKOFF_LEAST, ""
-        while True:
-            if link is not None:
-                began = time.monotonic()
-                link.run()
-                why = link.failed or UnavailableError("the link ended")
-                if not self._closing.is_set():
-                    log.warning("attachment lost, attaching again: %s", why)
-                self._publish(None, why)
-                link.close(why)
-                link = None
-                if time.monotonic() - began > _BACKOFF_MOST:
-                    wait = _BACKOFF_LEAST
-            if self._closing.wait(wait * random.uniform(0.5, 1.0)):
-                return
-            wait = min(2 * wait, _BACKOFF_MOST)
-            try:
-                link = self._connect()
-            except KvtierError as e:
-                if str(e) != said and not self._closing.is_set():
-                    said = str(e)
-                    log.warning("cannot attach, trying again: %s", e)
-                self._publish(None, e)
-                continue
-            said = ""
-            log.info("attached")
-            self._publish(link, None)
-
-    def _publish(self, link: Link | None, why: KvtierError | None) -> None:
-        with self._changed:
-            self._link = link
-            if why is not None:
-                self._why = _unavailable(why)
-            self._changed.notify_all()
-
-    def _up(self) -> Link:
-        """The link that a call uses. Where there is none, or its node is silent, the call costs nothing more."""
-        link = self._link
-        if self._forks != _fork.count():
-            raise ForkedError("this client was made before a fork")
-        if link is not None and not link.silent and link.failed is None:
-            return link
-        if self._closing.is_set():
-            raise ClosedError("the client was closed")
-        if link is not None:
-            raise UnavailableError("the node does not answer")
-        raise again(self._why)
-
-    def _attached(self, verb: str) -> Link:
-        link = self._up()
-        if link.streamed:
-            raise InvalidError(f"{verb} needs an attachment: make the client with socket=")
-        return link
-
     @property
     def attached(self) -> bool:
         """Calls have a node to go to."""
-        link = self._link
-        return link is not None and link.failed is None and not link.silent and self._forks == _fork.count()
+        return self._keeper.attached
 
     @property
     def streamed(self) -> bool:
@@ -248,48 +151,31 @@ class Client:
     @property
     def attachment(self) -> bytes:
         """The id by which the node knows this client now; empty if streamed or not attached."""
-        link = self._link
+        link = self._keeper.link
         return link.attachment if link is not None else b""
 
     @property
     def tenant(self) -> str:
         """The tenant that the node knows this client by; empty if streamed or not attached."""
-        link = self._link
+        link = self._keeper.link
         return link.tenant if link is not None else ""
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the node's memory that this process has mapped for new leases."""
-        link = self._link
+        link = self._keeper.link
         return link.extents.mapped_bytes if link is not None and link.extents is not None else 0
 
     def wait_ready(self, timeout: float) -> None:
         """Waits until the client is attached; after timeout seconds it raises why it is not."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self._up()
-                return
-            except UnavailableError:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise
-            with self._changed:
-                self._changed.wait(min(left, 0.1))
+        self._keeper.wait_ready(timeout)
 
     def close(self) -> None:
         """Ends the attachment and with it every lease, attempt and ticket. Idempotent.
 
         Arrays that exist stay readable, and the node does not reuse their memory before they are gone.
         """
-        if self._forks != _fork.count():
-            return
-        self._closing.set()
-        link = self._link
-        if link is not None:
-            link.fail(ClosedError("the client was closed"))
-        if threading.current_thread() is not self._keeper:
-            self._keeper.join()
+        self._keeper.close()
         _open_clients.discard(self)
 
     def __enter__(self) -> Client:
@@ -509,7 +395,7 @@ class Client:
         writer = _writing.Writer(self, ns, names, fill, first, parts, durable, retention, timeout)
         return writer.run()
 
-    # Prefetch and retention.
+    # Prefetch. Retention is Retaining's.
 
     def prefetch(
         self,
@@ -546,50 +432,6 @@ class Client:
             return ticket
         finally:
             link.asked()
-
-    def retain(self, ns: Namespace, names: Sequence[bytes], retention: Retention) -> list[ItemOutcome]:
-        """Sets the retention of blocks."""
-        link = self._up()
-        request = pb.RetainRequest(namespace_id=ns.id, block_names=pack(names), retention=retention.to_wire())
-        return self._each(link.unary(link.methods.retain, request, "retain", self.times.call), names)
-
-    def demote(self, ns: Namespace, names: Sequence[bytes], leave: Tier = Tier.NONE) -> list[ItemOutcome]:
-        """Moves blocks out of a tier (NONE: RAM) once they are in a slower one."""
-        link = self._up()
-        request = pb.DemoteRequest(namespace_id=ns.id, block_names=pack(names))
-        setattr(request, "from", int(leave))
-        return self._each(link.unary(link.methods.demote, request, "demote", self.times.call), names)
-
-    def drop(self, ns: Namespace, names: Sequence[bytes]) -> list[ItemOutcome]:
-        """Forgets blocks in every tier; DEFERRED where a lease still holds one."""
-        link = self._up()
-        request = pb.DropRequest(namespace_id=ns.id, block_names=pack(names))
-        return self._each(link.unary(link.methods.drop, request, "drop", self.times.call), names)
-
-    def pin(self, ns: Namespace, names: Sequence[bytes], ttl: float) -> list[ItemOutcome]:
-        """Keeps blocks in RAM for ttl seconds (0: unpin), at most 24 h and a quarter of tier and quota."""
-        link = self._up()
-        request = pb.PinRequest(namespace_id=ns.id, block_names=pack(names), ttl=span(ttl))
-        return self._each(link.unary(link.methods.pin, request, "pin", self.times.call), names)
-
-    @staticmethod
-    def _each(
-        answer: pb.RetainResponse | pb.DemoteResponse | pb.DropResponse | pb.PinResponse, names: Sequence[bytes]
-    ) -> list[ItemOutcome]:
-        if len(answer.outcomes) != len(names):
-            raise InvalidError(f"{len(answer.outcomes)} outcomes for {len(names)} blocks")
-        return item_outcomes(answer.outcomes)
-
-
-def _unavailable(why: KvtierError) -> UnavailableError:
-    """What calls say while there is no attachment, and why."""
-    if isinstance(why, UnavailableError):
-        return why
-    if isinstance(why, NoSpaceError):
-        return UnavailableError(
-            f"not attached: {why.args[0]}: ask for less (staging_bytes), or raise kvtier serve --ram"
-        )
-    return UnavailableError(f"not attached: {why}")
 
 
 @atexit.register
