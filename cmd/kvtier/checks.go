@@ -153,7 +153,7 @@ func checkHugePages(_ context.Context, h *host, c *nodeConfig) finding {
 		return ok("%d of %d huge pages of %s are free", free, total, bench.FormatBytes(pageBytes))
 	}
 	return warn("reserve huge pages (vm.nr_hugepages) and set huge-pages: true: copies are about 1.3 times as fast",
-		"the RAM tier uses pages of 4 KiB")
+		"the RAM tier uses pages of 4 KiB where the kernel does not join them (Linux 6.1 and later do)")
 }
 
 // sharedTHP reports whether shared memory that asks for huge pages gets them.

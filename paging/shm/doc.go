@@ -9,8 +9,8 @@
 // writable one, whatever descriptor they hold and however they re-open it; the
 // memory cannot be truncated under a reader, and no hole can be punched into it.
 // Extents are therefore given back whole. (A file on a tmpfs cannot be sealed,
-// so huge pages come from hugetlb, or from a kernel that gives transparent huge
-// pages to shared memory on advice.)
+// so huge pages come from hugetlb, or from a kernel that joins the pages of a memfd
+// on request: Populate asks, and mappings lie so that both sides profit.)
 //
 // Staging is a memfd that its receiver may write and that neither side can
 // resize: what is copied out of it is summed after the copy.

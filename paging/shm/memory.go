@@ -144,7 +144,7 @@ func memfd(name string, bytes int64, flags int) (*Memory, error) {
 		m.backing = BackingHuge
 	}
 	if err = unix.Ftruncate(fd, bytes); err == nil {
-		m.data, err = unix.Mmap(fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		m.data, err = mapAligned(fd, bytes, unix.PROT_READ|unix.PROT_WRITE)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -203,13 +203,18 @@ func (m *Memory) Backing() Backing { return m.backing }
 
 // Populate makes the kernel back all of the memory now, so that no later write
 // waits for it. It takes up to some seconds per GiB and stops early if ctx ends.
-// The contents stay. ErrNoSpace if the kernel has no memory.
+// The contents stay. It asks for huge pages, whatever Options said, and does
+// without where the kernel has none: memory that is touched whole loses nothing by
+// them. ErrNoSpace if the kernel has no memory.
 func (m *Memory) Populate(ctx context.Context) error {
+	huge := m.backing != BackingHuge && m.within == nil
 	for off := 0; off < len(m.data); off += populateStep {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := populate(m.data[off:min(off+populateStep, len(m.data))]); err != nil {
+		step := m.data[off:min(off+populateStep, len(m.data))]
+		huge = huge && collapse(step) // where one failed others will, and each may take long
+		if err := populate(step); err != nil {
 			return fmt.Errorf("populate memory at %d of %d: %w: %w", off, len(m.data), paging.ErrNoSpace, err)
 		}
 	}
@@ -248,7 +253,7 @@ func (m *Memory) Close() error {
 	if m.within != nil {
 		err = m.within.clear(m.data)
 	} else {
-		err = unix.Munmap(m.data)
+		err = unmap(m.data)
 	}
 	if m.fd >= 0 {
 		err = errors.Join(err, unix.Close(m.fd))
@@ -276,7 +281,7 @@ func mapShared(fd int, bytes int64, wantSeals, prot int) (*Memory, error) {
 	if err := checkShared(fd, bytes, wantSeals); err != nil {
 		return nil, err
 	}
-	data, err := unix.Mmap(fd, 0, int(bytes), prot, unix.MAP_SHARED)
+	data, err := mapAligned(fd, bytes, prot)
 	if err != nil {
 		return nil, fmt.Errorf("map descriptor of %d bytes: %w: %w", bytes, paging.ErrIO, err)
 	}

@@ -10,8 +10,10 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -183,6 +185,59 @@ func TestPopulate(t *testing.T) {
 	if !bytes.Equal(fresh.Bytes(), make([]byte, 1<<20)) {
 		t.Error("touching changed the contents")
 	}
+}
+
+// Memory that is populated lies in huge pages at both ends, also where the system
+// gives none to shared memory by itself, and sealed as before.
+func TestPopulateFindsHugePages(t *testing.T) {
+	const size = 20<<20 + 8192 // more than a step, and an end that is less than a huge page
+	probe, err := memfd("probe", hugeBytes, 0)
+	mustNil(t, err)
+	defer probe.Close()
+	if !collapse(probe.Bytes()) {
+		t.Skip("this kernel puts no huge pages under shared memory on request")
+	}
+	m := extent(t, size)
+	copy(m.Bytes()[hugeBytes+5:], "kept")
+	mustNil(t, m.Populate(t.Context()))
+	r, err := MapReadOnly(m.FD(), size)
+	mustNil(t, err)
+	defer r.Close()
+	touched := byte(0)
+	for off := 0; off < size; off += os.Getpagesize() {
+		touched |= r.Bytes()[off]
+	}
+	if string(r.Bytes()[hugeBytes+5:][:4]) != "kept" || touched != 0 {
+		t.Error("populating changed the contents")
+	}
+	for name, b := range map[string][]byte{"creator": m.Bytes(), "reader": r.Bytes()} {
+		if got := hugeMapped(t, b); got != 20<<20 {
+			t.Errorf("%s: %d bytes in huge pages", name, got)
+		}
+	}
+	if got := attack(int(duplicate(t, m.FD()).Fd())); got != "nothing" {
+		t.Errorf("huge pages: %s", got)
+	}
+	small := extent(t, size)
+	if got := hugeMapped(t, small.Bytes()); got != 0 {
+		t.Errorf("%d bytes in huge pages before anything was touched", got)
+	}
+}
+
+// hugeMapped is how much of a mapping the kernel maps by huge pages.
+func hugeMapped(t *testing.T, b []byte) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/smaps")
+	mustNil(t, err)
+	_, after, ok := strings.Cut("\n"+string(text), fmt.Sprintf("\n%x-", uintptr(unsafe.Pointer(&b[0]))))
+	_, after, found := strings.Cut(after, "ShmemPmdMapped:")
+	fields := strings.Fields(after)
+	if !ok || !found {
+		t.Fatal("the mapping is not in smaps")
+	}
+	kib, err := strconv.Atoi(fields[0])
+	mustNil(t, err)
+	return kib << 10
 }
 
 func resident(t *testing.T, m *Memory) int {
