@@ -160,6 +160,9 @@ func (n *Node) answerPull(ctx context.Context, from placement.NodeID, argument [
 	for i := range at {
 		at[i] = binary.LittleEndian.Uint32(q.GetPositions()[4*i:])
 	}
+	if !n.Reachable(from) {
+		return nil, fmt.Errorf("this node does not reach node %s yet, which has the blocks: %w", from.Short(), paging.ErrUnavailable)
+	}
 	parts := paging.PartSet(q.GetParts())
 	before, _, err := h.Held(id, names, parts)
 	if err != nil {

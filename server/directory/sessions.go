@@ -45,6 +45,7 @@ type sessionTable struct {
 	shared  [shardCount]bool
 	count   int
 	tenants map[string]int // sessions of each
+	closed  uint64         // highest epoch of those that were removed
 	touched []string       // that changed since takeTouched; no part of the state
 }
 
@@ -83,9 +84,11 @@ func (t *sessionTable) put(s *Session) {
 }
 
 func (t *sessionTable) remove(name string) {
-	if t.get(name) == nil {
+	x := t.get(name)
+	if x == nil {
 		return
 	}
+	t.closed = max(t.closed, x.Epoch)
 	delete(t.writable(sessionShard(name)), name)
 	t.count--
 	tenant := TenantOf(name)
@@ -260,8 +263,10 @@ func (s *State) openSession(name string, node placement.NodeID, x *Session, c *k
 	} else if c.GetChain().GetBlocks() != 0 {
 		return Invalid
 	}
+	// Above every epoch of a session that had this name before: what is late of that one, a
+	// command or names on a disk, is of another epoch.
 	s.sessions.put(&Session{
-		Session: name, NamespaceId: slices.Clone(ns[:]), Owner: slices.Clone(node[:]), Epoch: 1, State: active,
+		Session: name, NamespaceId: slices.Clone(ns[:]), Owner: slices.Clone(node[:]), Epoch: s.sessions.closed + 1, State: active,
 		Chain: proto.CloneOf(c.GetChain()), Retention: proto.CloneOf(c.GetRetention()), Parent: c.GetParent(),
 		UsedUnixMs: s.nowMillis, OpenedUnixMs: s.nowMillis,
 	})

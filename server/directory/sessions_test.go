@@ -341,3 +341,31 @@ func TestClaimBudgetIsTheLeaders(t *testing.T) {
 		t.Errorf("through a snapshot: %v", err)
 	}
 }
+
+// A session that is opened under a name that was closed is of a higher epoch, so that
+// nothing that is late of the former one is taken for its own; after a snapshot too.
+func TestEpochsOfANameRise(t *testing.T) {
+	w := newSessionWorld(t)
+	w.must(OK, w.open(1))
+	w.must(OK, prepare(1, 1, 1, 2))
+	w.must(OK, freeze(1, 1, 1))
+	w.must(OK, commitMove(1, 1, 1))
+	w.must(OK, change(1, 0, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Close{Close: &kvtierv1.CloseSession{Forced: true}}}))
+	var b bytes.Buffer
+	if err := w.s.Snapshot().Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	restored, err := Restore(&b, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []*State{w.s, restored} {
+		w.s = s
+		w.must(OK, w.open(1))
+		if x, _ := s.Session("s"); x.GetEpoch() != 3 {
+			t.Errorf("epoch %d, want 3", x.GetEpoch())
+		}
+		w.must(Stale, appendTo(1, 1, 1, 1))
+		w.must(OK, appendTo(1, 3, 1, 1))
+	}
+}

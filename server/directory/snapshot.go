@@ -47,7 +47,7 @@ type Snapshot struct {
 // shares until they are written next.
 func (s *State) Snapshot() *Snapshot {
 	snap := &Snapshot{
-		header: &kvtierv1.SnapshotHeader{Version: snapshotVersion, NowUnixMs: s.nowMillis, Applied: s.applied},
+		header: &kvtierv1.SnapshotHeader{Version: snapshotVersion, NowUnixMs: s.nowMillis, Applied: s.applied, ClosedEpoch: s.sessions.closed},
 		claims: s.claims.freeze(), sessions: s.sessions.freeze(),
 		plans: s.Plans(), audit: s.trail.records(),
 	}
@@ -239,7 +239,7 @@ func readRecords(r io.Reader, visit func(i int, record *kvtierv1.DirectoryRecord
 func (s *State) restore(_ int, record *kvtierv1.DirectoryRecord) error {
 	switch r := record.GetRecord().(type) {
 	case *kvtierv1.DirectoryRecord_Header:
-		s.nowMillis, s.applied = r.Header.GetNowUnixMs(), r.Header.GetApplied()
+		s.nowMillis, s.applied, s.sessions.closed = r.Header.GetNowUnixMs(), r.Header.GetApplied(), r.Header.GetClosedEpoch()
 		if r.Header.GetMaxClaims() > 0 {
 			s.maxClaims, s.ruled = r.Header.GetMaxClaims(), true
 		}

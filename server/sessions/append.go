@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -50,7 +51,7 @@ func (m *Manager) Append(ctx context.Context, r *kvtierv1.AppendSessionRequest) 
 			l.chain = nil // what is in memory is more than what is kept
 			return nil, err
 		}
-		l.unsure = &kvtierv1.AppendSession{Sequence: l.sequence + 1, Chain: chainOf(l.chain.End()), Second: secondBytes(l)}
+		l.proposes(secondBytes(l))
 		if err := m.settle(ctx, full, l); err != nil {
 			return nil, err
 		}
@@ -58,6 +59,13 @@ func (m *Manager) Append(ctx context.Context, r *kvtierv1.AppendSessionRequest) 
 	}
 	end := l.chain.End()
 	return &kvtierv1.AppendSessionResponse{Blocks: end.Blocks, Tokens: end.Tokens, Epoch: l.epoch}, nil
+}
+
+// proposes notes what is to be proposed next: the chain as it is.
+func (l *live) proposes(second []byte) {
+	l.unsure = &kvtierv1.AppendSession{Sequence: l.sequence + 1, Chain: chainOf(l.chain.End()), Second: second}
+	l.request = make([]byte, 16)
+	_, _ = rand.Read(l.request) // never fails
 }
 
 func secondBytes(l *live) []byte {
@@ -104,7 +112,7 @@ func overlap(c *paging.SessionChain, first uint64, names []paging.BlockName) ([]
 // is one, until that is known. Requires l.lock.
 func (m *Manager) settle(ctx context.Context, full string, l *live) error {
 	for l.unsure != nil {
-		r, err := m.propose(ctx, full, m.cfg.Self, l.epoch, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Append{Append: l.unsure}})
+		r, err := m.proposeAs(ctx, full, m.cfg.Self, l.epoch, l.request, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Append{Append: l.unsure}})
 		switch {
 		case err == nil:
 			l.sequence, l.unsure, l.applied = l.unsure.GetSequence(), nil, l.chain.End()

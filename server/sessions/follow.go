@@ -3,7 +3,9 @@ package sessions
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
@@ -53,10 +55,23 @@ func (m *Manager) changed(names []string, all, start bool) {
 		}
 		m.moves.recordedAll()
 	}
+	if all {
+		names = append(names, m.noted()...)
+	}
 	for _, full := range names {
 		m.changedOne(full, start)
 	}
 	m.noteChanged(names, all)
+}
+
+// noted are the sessions of which something is remembered here.
+func (m *Manager) noted() (names []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	names = slices.AppendSeq(names, maps.Keys(m.mu.incoming))
+	names = slices.AppendSeq(names, maps.Keys(m.mu.outgoing))
+	names = slices.AppendSeq(names, maps.Keys(m.mu.ahead))
+	return slices.AppendSeq(names, maps.Keys(m.mu.live))
 }
 
 func targetOf(x *directory.Session) (id placement.NodeID) {
@@ -78,16 +93,44 @@ func (m *Manager) changedOne(full string, start bool) {
 	} else {
 		delete(m.mu.incoming, full)
 	}
-	m.mu.Unlock()
 	mine := x != nil && ownerOf(x) == m.cfg.Self
+	if _, noted := m.mu.outgoing[full]; mine && moving && !noted {
+		m.mu.outgoing[full] = time.Now()
+	} else if !mine || !moving {
+		delete(m.mu.outgoing, full)
+	}
+	m.mu.Unlock()
 	if !mine {
 		m.forget(full)
 	}
 	if came && mine {
 		m.arrived(x)
 	}
-	if running := m.moves.recorded(full); mine && moving && !running {
-		m.resume(x, start)
+	if running := m.moves.recorded(full); start && mine && moving && !running {
+		m.resume(x, true)
+	}
+}
+
+// strayAfter is how long a session may be moving with nobody who drives it: for less, the
+// replica may be behind a move that has ended.
+const strayAfter = time.Second
+
+// endStrays ends the moves that nobody drives.
+func (m *Manager) endStrays(now time.Time) {
+	m.mu.Lock()
+	names := slices.Collect(maps.Keys(m.mu.outgoing))
+	m.mu.Unlock()
+	for _, full := range names {
+		driven := m.moves.drives(full)
+		m.mu.Lock()
+		since, still := m.mu.outgoing[full]
+		if still && driven {
+			m.mu.outgoing[full] = now
+		}
+		m.mu.Unlock()
+		if x := m.record(full); still && !driven && x != nil && now.Sub(since) >= strayAfter {
+			m.resume(x, false)
+		}
 	}
 }
 
@@ -111,6 +154,7 @@ func (m *Manager) look() {
 			return
 		case now := <-tick.C:
 			m.takeOverIncoming()
+			m.endStrays(now)
 			if now.Sub(expired) >= expireEvery {
 				expired = now
 				m.shrinkLive()
@@ -220,7 +264,7 @@ func (m *Manager) sweep(now, begun time.Time) {
 		case x == nil:
 			drop[full] = math.MaxUint64
 		case m.keeps(x):
-			if epoch < x.GetEpoch() {
+			if end := x.GetChain().GetBlocks(); epoch < x.GetEpoch() && (end == 0 || m.cfg.Store.has(full, x.GetEpoch(), end-1)) {
 				drop[full] = x.GetEpoch()
 			}
 		case m.keptElsewhere(x):
@@ -294,7 +338,7 @@ func (m *Manager) again(ctx context.Context, full string) error {
 	if err := m.keep(ctx, l, full, l.chain.End().Blocks); err != nil {
 		return err
 	}
-	l.unsure = &kvtierv1.AppendSession{Sequence: l.sequence + 1, Chain: chainOf(l.chain.End()), Second: secondBytes(l)}
+	l.proposes(secondBytes(l))
 	return m.settle(ctx, full, l)
 }
 
@@ -311,6 +355,12 @@ func (m *Manager) touch(x *directory.Session) {
 		return // the next hit does it
 	}
 	full := x.GetSession()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ctx.Err() != nil {
+		<-m.touches
+		return
+	}
 	m.loops.Go(func() { // owner: the Manager; exits within askWithin; bound: maxTouches
 		defer func() { <-m.touches }()
 		ctx, cancel := context.WithTimeout(m.ctx, askWithin)

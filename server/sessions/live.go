@@ -78,8 +78,12 @@ func (m *Manager) load(ctx context.Context, l *live, x *directory.Session) error
 		return err
 	}
 	if paging.ProveSession(kept, end) < end.Blocks {
-		if kept, err = m.find(ctx, x); err != nil {
+		var silent placement.NodeID
+		if kept, silent, err = m.find(ctx, x); err != nil {
 			return err
+		}
+		if uint64(len(kept)) < end.Blocks && silent != (placement.NodeID{}) {
+			return m.mayHave(x, silent)
 		}
 		if uint64(len(kept)) < end.Blocks {
 			_, name := splitName(full)
@@ -103,8 +107,8 @@ func (m *Manager) load(ctx context.Context, l *live, x *directory.Session) error
 		if err != nil {
 			return err
 		}
-		at := l.chain.Append(more, tokens)
-		l.unsure = &kvtierv1.AppendSession{Sequence: l.sequence + 1, Chain: chainOf(at)}
+		l.chain.Append(more, tokens)
+		l.proposes(nil)
 	}
 	return nil
 }
@@ -118,28 +122,56 @@ func (m *Manager) tokensOf(x *directory.Session, blocks int) (uint64, error) {
 	return uint64(blocks) * uint64(ns.Layout.BlockTokens), nil
 }
 
-// find returns the names of a session, as many as can be proved, from this node and
-// those that may keep them.
-func (m *Manager) find(ctx context.Context, x *directory.Session) ([]paging.BlockName, error) {
+// find returns the names of a session, as many as can be proved, from this node, those
+// that are recorded to keep them, and any other: a former owner has them too. silent is a
+// node that serves and did not answer, if not all were found: it may have the rest.
+func (m *Manager) find(ctx context.Context, x *directory.Session) (names []paging.BlockName, silent placement.NodeID, err error) {
 	end := endOf(x.GetChain())
 	found, proven, err := m.cfg.Store.best(x.GetSession(), end)
 	if err != nil {
-		return nil, err
+		return nil, silent, err
 	}
-	for _, from := range [][]byte{x.GetOwner(), x.GetSecond(), x.GetTarget()} {
-		var id placement.NodeID
-		if proven == end.Blocks || copy(id[:], from) == 0 || id == m.cfg.Self || !m.cluster.Reachable(id) {
+	asked := map[placement.NodeID]bool{m.cfg.Self: true, {}: true}
+	for _, id := range m.keepers(x) {
+		if proven == end.Blocks {
+			break
+		}
+		if asked[id] || !m.serves(id) {
 			continue
 		}
+		asked[id] = true
 		more, err := m.fetchNames(ctx, id, x.GetSession(), 0, end.Blocks)
-		if err != nil {
+		if err != nil && !errors.Is(err, paging.ErrNotFound) {
+			silent = id
 			continue // another may have them
 		}
 		if n := paging.ProveSession(more, end); n > proven {
 			found, proven = more[:n], n
 		}
 	}
-	return found[:proven], nil
+	return found[:proven], silent, nil
+}
+
+// keepers are all nodes, those first that are recorded to keep the names of a session.
+func (m *Manager) keepers(x *directory.Session) (ids []placement.NodeID) {
+	for _, b := range [][]byte{x.GetOwner(), x.GetSecond(), x.GetTarget()} {
+		var id placement.NodeID
+		copy(id[:], b)
+		ids = append(ids, id)
+	}
+	m.directory().Read(func(s *directory.State) {
+		for _, n := range s.Nodes() {
+			ids = append(ids, n.ID)
+		}
+	})
+	return ids
+}
+
+// mayHave says that a node may have names which were found nowhere else.
+func (m *Manager) mayHave(x *directory.Session, silent placement.NodeID) error {
+	rec, _ := m.node(silent)
+	_, name := splitName(x.GetSession())
+	return fmt.Errorf("the names of blocks of session %q are to be had from node %s alone, if at all, and it does not answer: try again: %w", name, rec.Name, paging.ErrUnavailable)
 }
 
 // namesStep is how many names are sent in one call between nodes.
@@ -283,17 +315,22 @@ func (m *Manager) own(ctx context.Context, full string) (x *directory.Session, l
 		return nil, nil, nil, err
 	}
 	x = m.record(full)
+	mine := false
 	switch {
 	case x == nil:
 		err = notFound(full)
 	case !bytes.Equal(x.GetOwner(), m.cfg.Self[:]):
 		err = m.moved(x)
 	default:
+		mine = true
 		err = m.load(ctx, l, x)
 	}
 	if err != nil {
 		l.chain = nil
 		release()
+		if !mine {
+			m.forget(full)
+		}
 		return nil, nil, nil, err
 	}
 	return x, l, release, nil

@@ -74,7 +74,8 @@ type Manager struct {
 		live     map[string]*live
 		ahead    map[string]aheadRecord // what the replica does not show yet
 		watchers map[*Watch]struct{}
-		incoming map[string]struct{} // sessions that move here
+		incoming map[string]struct{}  // sessions that move here
+		outgoing map[string]time.Time // sessions of this node that move, and since when nobody is known to drive that
 		written  map[string]time.Time
 	}
 }
@@ -96,6 +97,7 @@ type live struct {
 	sequence uint64                  // of the last append that is known to be applied
 	applied  paging.SessionEnd       // where the chain ended after that one
 	unsure   *kvtierv1.AppendSession // was proposed, and may have been applied or not; chain has it
+	request  []byte                  // its name: proposed again, it is applied once
 	second   placement.NodeID
 	kept     uint64 // names that second keeps
 
@@ -124,6 +126,7 @@ func New(cfg Config) *Manager {
 	m.mu.ahead = map[string]aheadRecord{}
 	m.mu.watchers = map[*Watch]struct{}{}
 	m.mu.incoming = map[string]struct{}{}
+	m.mu.outgoing = map[string]time.Time{}
 	m.mu.written = map[string]time.Time{}
 	m.moves.init(cfg.MaxMoves, cfg.BytesPerSecond)
 	return m
@@ -142,7 +145,9 @@ func (m *Manager) Start(c *cluster.Node, h *tier.Hierarchy) {
 // Close ends what runs: moves stop where they are, and go on with the next start. The
 // cluster, the tiers and the store are closed after it. Idempotent.
 func (m *Manager) Close() {
+	m.mu.Lock() // touch looks at ctx under it
 	m.cancel()
+	m.mu.Unlock()
 	m.loops.Wait()
 	m.moves.close()
 }
@@ -263,8 +268,13 @@ func (m *Manager) moved(x *directory.Session) error {
 // propose has the directory change a session. The error says why it did not; the result
 // is what the directory answered, if it did.
 func (m *Manager) propose(ctx context.Context, full string, node placement.NodeID, epoch uint64, c *kvtierv1.SessionCommand) (directory.Result, error) {
+	return m.proposeAs(ctx, full, node, epoch, nil, c)
+}
+
+// proposeAs is propose under a name: of all proposals of one name one is applied.
+func (m *Manager) proposeAs(ctx context.Context, full string, node placement.NodeID, epoch uint64, request []byte, c *kvtierv1.SessionCommand) (directory.Result, error) {
 	c.Session, c.Node, c.Epoch = full, node[:], epoch
-	r, err := m.directory().Propose(ctx, &kvtierv1.DirectoryCommand{Command: &kvtierv1.DirectoryCommand_Session{Session: c}})
+	r, err := m.directory().Propose(ctx, &kvtierv1.DirectoryCommand{RequestId: request, Command: &kvtierv1.DirectoryCommand_Session{Session: c}})
 	if err != nil {
 		return r, err
 	}

@@ -32,16 +32,18 @@ const (
 
 // move is one move of a session, and what carries out what its machine decides.
 type move struct {
-	m    *Manager
-	full string
-	id   placement.MoveID
-	to   placement.NodeID
-	opts moveOptions
-	pace *pace
+	m     *Manager
+	full  string
+	id    placement.MoveID
+	to    placement.NodeID
+	opts  moveOptions
+	pace  *pace
+	stray bool // of an earlier run or a late command: it is to be ended, and nobody asks how
 
 	changed chan struct{} // has a token after the record changed
 	events  chan migrate.Event
-	cancel  chan string // why it is to be given up; room for one
+	cancel  chan string   // why it is to be given up; room for one
+	over    chan struct{} // closed when nobody takes events any more
 
 	// Owned by run.
 	machine migrate.Machine
@@ -58,7 +60,7 @@ type move struct {
 
 func newMove(m *Manager, full string, to placement.NodeID, o moveOptions) *move {
 	v := &move{
-		m: m, full: full, to: to, opts: o, pace: newPace(o.rate), changed: make(chan struct{}, 1), events: make(chan migrate.Event, 16), cancel: make(chan string, 1),
+		m: m, full: full, to: to, opts: o, pace: newPace(o.rate), changed: make(chan struct{}, 1), events: make(chan migrate.Event, 16), cancel: make(chan string, 1), over: make(chan struct{}),
 		progress: &kvtierv1.MoveProgress{State: "waiting"},
 	}
 	_, _ = rand.Read(v.id[:]) // never fails
@@ -102,6 +104,7 @@ func (v *move) run(machine migrate.Machine, actions []migrate.Action) {
 	v.machine = machine
 	defer func() {
 		v.stop()
+		close(v.over)
 		v.workers.Wait()
 		p := v.told()
 		p.Ended = true
@@ -193,7 +196,7 @@ func (v *move) stop() {
 func (v *move) tell(e migrate.Event) {
 	select {
 	case v.events <- e:
-	case <-v.m.ctx.Done():
+	case <-v.over:
 	}
 }
 

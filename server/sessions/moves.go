@@ -70,6 +70,13 @@ func (v *moves) recorded(full string) bool {
 	return x != nil
 }
 
+// drives reports whether a session is being moved by this node.
+func (v *moves) drives(full string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.running[full] != nil
+}
+
 func (v *moves) recordedAll() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -94,6 +101,9 @@ func (v *moves) finish(x *move, p *kvtierv1.MoveProgress) {
 	}
 	if _, again := v.ended[x.full]; !again {
 		v.order = append(v.order, x.full)
+	}
+	if x.stray && v.ended[x.full] != nil {
+		return // that is how the move ended which somebody asked for
 	}
 	v.ended[x.full] = p
 	if len(v.order) > maxEnded {
@@ -295,7 +305,7 @@ func (m *Manager) bring(ctx context.Context, x *directory.Session) error {
 			}
 			return nil
 		}
-		if ctx.Err() != nil || m.moves.closed {
+		if ctx.Err() != nil || m.ctx.Err() != nil {
 			return err
 		}
 		if !m.serves(owner) {
@@ -333,6 +343,9 @@ func (m *Manager) migrateHere(ctx context.Context, full string, q *kvtierv1.Migr
 		return nil, fmt.Errorf("node %s takes no sessions: it is recorded as %s: %w", rec.Name, stateWord(rec.State), paging.ErrNoSpace)
 	}
 	x := m.record(full)
+	if x == nil {
+		return nil, notFound(full)
+	}
 	plan, err := m.planMove(ctx, x, to)
 	if err != nil {
 		return nil, err
@@ -410,12 +423,14 @@ func (m *Manager) add(v *move) error {
 		_, name := splitName(v.full)
 		return fmt.Errorf("session %q is being moved to node %s already: cancel that first: %w", name, other.to.Short(), paging.ErrInvalid)
 	}
-	if len(m.moves.running) >= maxRunning || m.ctx.Err() != nil {
+	if len(m.moves.running) >= maxRunning || m.moves.closed {
 		return fmt.Errorf("%d moves run or wait here already: %w", len(m.moves.running), paging.ErrUnavailable)
 	}
 	m.moves.running[v.full] = v
 	m.moves.wg.Add(1)
-	delete(m.moves.ended, v.full)
+	if !v.stray {
+		delete(m.moves.ended, v.full)
+	}
 	return nil
 }
 
@@ -429,7 +444,7 @@ func (m *Manager) resume(x *directory.Session, start bool) {
 		return
 	}
 	v := newMove(m, x.GetSession(), targetOf(x), moveOptions{within: defaultMove})
-	v.id, v.seen = machine.Move(), true
+	v.id, v.seen, v.stray = machine.Move(), true, !start
 	if err := m.add(v); err != nil {
 		if !errors.Is(err, paging.ErrInvalid) {
 			m.log.Warn("a move is not taken up again yet", "session", x.GetSession(), "err", err)

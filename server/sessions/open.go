@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvtier/kvtier/paging"
@@ -47,7 +48,7 @@ func (m *Manager) Open(ctx context.Context, r *kvtierv1.OpenSessionRequest) (*kv
 			return m.openHere(ctx, x, given, r, out)
 		case !m.serves(ownerOf(x)):
 			lost, err := m.takeOver(ctx, x, given)
-			if errors.Is(err, paging.ErrMoved) {
+			if errors.Is(err, paging.ErrMoved) || errors.Is(err, paging.ErrNotFound) {
 				if _, err := m.await(ctx, full, func(y *directory.Session) bool { return y == nil || y.GetEpoch() > x.GetEpoch() }); err != nil {
 					return nil, err
 				}
@@ -129,11 +130,7 @@ func (m *Manager) openHere(ctx context.Context, x *directory.Session, given []pa
 	x, l, release, err := m.own(ctx, full)
 	if errors.Is(err, paging.ErrLost) {
 		// The names were lost here and at the second node: the engine may have them.
-		end := endOf(m.record(full).GetChain())
-		if paging.ProveSession(given, end) == end.Blocks && end.Blocks > 0 {
-			if err := m.cfg.Store.Put(full, m.record(full).GetEpoch(), 0, given[:end.Blocks]); err != nil {
-				return nil, err
-			}
+		if err = m.giveNames(ctx, full, given, err); err == nil {
 			x, l, release, err = m.own(ctx, full)
 		}
 	}
@@ -157,16 +154,48 @@ func (m *Manager) openHere(ctx context.Context, x *directory.Session, given []pa
 	return out, nil
 }
 
+// giveNames keeps the names of a session of this node as its engine has them, if they
+// are all of it; else it returns why.
+func (m *Manager) giveNames(ctx context.Context, full string, given []paging.BlockName, why error) error {
+	_, release, err := m.hold(ctx, full)
+	if err != nil {
+		return err
+	}
+	defer release()
+	x := m.record(full)
+	end := endOf(x.GetChain())
+	if x == nil || ownerOf(x) != m.cfg.Self || end.Blocks == 0 || paging.ProveSession(given, end) != end.Blocks {
+		return why
+	}
+	return m.cfg.Store.Put(full, x.GetEpoch(), 0, given[:end.Blocks])
+}
+
 // takeOver makes this node the owner of a session whose owner is down, as far as its
-// names can be had, and returns how many blocks are lost.
+// names can be had, and returns how many blocks are lost. It does not take less than a
+// node may have that serves and did not answer.
 func (m *Manager) takeOver(ctx context.Context, x *directory.Session, given []paging.BlockName) (lost uint64, err error) {
 	full, end := x.GetSession(), endOf(x.GetChain())
-	found, err := m.find(ctx, x)
+	l, release, err := m.hold(ctx, full)
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	switch y := m.record(full); {
+	case y == nil:
+		return 0, notFound(full)
+	case y.GetEpoch() != x.GetEpoch(): // another call was faster: what it wrote stays
+		return 0, m.moved(y)
+	}
+	l.chain = nil
+	found, silent, err := m.find(ctx, x)
 	if err != nil {
 		return 0, err
 	}
 	if n := paging.ProveSession(given, end); n > uint64(len(found)) {
 		found = given[:n]
+	}
+	if uint64(len(found)) < end.Blocks && silent != (placement.NodeID{}) {
+		return 0, m.mayHave(x, silent)
 	}
 	tokens, err := m.tokensOf(x, len(found))
 	if err != nil {
@@ -186,6 +215,10 @@ func (m *Manager) takeOver(ctx context.Context, x *directory.Session, given []pa
 		return 0, err
 	}
 	lost = end.Blocks - uint64(len(found))
+	y := proto.CloneOf(x)
+	y.Owner, y.Epoch, y.Sequence, y.Moves, y.Chain = m.cfg.Self[:], epoch, 0, x.GetMoves()+1, chainOf(at)
+	y.State, y.Move, y.Target, y.Second = kvtierv1.SessionState_SESSION_STATE_ACTIVE, nil, nil, nil
+	m.foresee(y)
 	m.log.Info("session taken over from an owner that is down", "session", full, "epoch", epoch, "blocks", at.Blocks, "lost", lost)
 	x, err = m.await(ctx, full, func(y *directory.Session) bool { return y == nil || y.GetEpoch() >= epoch })
 	if err == nil && x != nil {
@@ -246,30 +279,48 @@ func (m *Manager) Share(ctx context.Context, r *kvtierv1.ShareSessionRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	names, c, err := m.forked(x, l, r)
+	release()
+	if err != nil {
+		return nil, err
+	}
+	a.Session, err = m.openFork(ctx, x, r, names, c)
+	return a, err
+}
+
+// forked is the chain with which a fork begins, and its names. Requires l.lock.
+func (m *Manager) forked(x *directory.Session, l *live, r *kvtierv1.ShareSessionRequest) ([]paging.BlockName, *paging.SessionChain, error) {
 	end := endOf(x.GetChain()) // what a quorum has
 	blocks := r.GetBlocks()
 	if blocks == 0 {
 		blocks = end.Blocks
 	}
 	if blocks > end.Blocks {
-		return nil, fmt.Errorf("session %q has %d blocks, a fork cannot begin with %d: %w", r.GetSession(), end.Blocks, blocks, paging.ErrInvalid)
+		return nil, nil, fmt.Errorf("session %q has %d blocks, a fork cannot begin with %d: %w", r.GetSession(), end.Blocks, blocks, paging.ErrInvalid)
 	}
 	tokens, err := m.tokensOf(x, int(blocks))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := l.chain.Fork(blocks, tokens)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	names, err := c.Names(0, blocks)
+	return names, c, err
+}
+
+// openFork opens a fork of x.
+func (m *Manager) openFork(ctx context.Context, x *directory.Session, r *kvtierv1.ShareSessionRequest, names []paging.BlockName, c *paging.SessionChain) (*kvtierv1.SessionInfo, error) {
+	fork, _ := fullName(r.GetTenant(), r.GetFork())
+	exists := fmt.Errorf("session %q exists: %w", r.GetFork(), paging.ErrInvalid)
+	l, release, err := m.hold(ctx, fork)
 	if err != nil {
 		return nil, err
 	}
-	fork, _ := fullName(r.GetTenant(), r.GetFork())
+	defer release()
 	if y := m.record(fork); y != nil {
-		return nil, fmt.Errorf("session %q exists: %w", r.GetFork(), paging.ErrInvalid)
+		return nil, exists
 	}
 	retention := x.GetRetention()
 	if r.GetRetention() != nil {
@@ -277,12 +328,13 @@ func (m *Manager) Share(ctx context.Context, r *kvtierv1.ShareSessionRequest) (*
 			return nil, err
 		}
 	}
-	if err := m.cfg.Store.Put(fork, 1, 0, names); err != nil {
+	// Its epoch is not known yet: of any epoch, they are found by their hash.
+	if err := m.cfg.Store.Put(fork, 0, 0, names); err != nil {
 		return nil, err
 	}
 	m.wrote(fork)
 	result, err := m.propose(ctx, fork, m.cfg.Self, 0, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Open{Open: &kvtierv1.OpenSession{
-		NamespaceId: x.GetNamespaceId(), Retention: retention, Parent: full, Chain: chainOf(c.End()), MaxSessions: uint32(m.cfg.MaxPerTenant)}}})
+		NamespaceId: x.GetNamespaceId(), Retention: retention, Parent: x.GetSession(), Chain: chainOf(c.End()), MaxSessions: uint32(m.cfg.MaxPerTenant)}}})
 	if result == directory.Full {
 		return nil, fmt.Errorf("session %q: the tenant has %d sessions, the most that it may: %w", r.GetFork(), m.cfg.MaxPerTenant, paging.ErrOverQuota)
 	} else if err != nil {
@@ -292,8 +344,11 @@ func (m *Manager) Share(ctx context.Context, r *kvtierv1.ShareSessionRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	a.Session = m.info(y)
-	return a, nil
+	if ownerOf(y) != m.cfg.Self || endOf(y.GetChain()) != c.End() {
+		return nil, exists // another call opened it meanwhile
+	}
+	l.chain = nil
+	return m.info(y), m.load(ctx, l, y)
 }
 
 // Retain changes how long a session's blocks are worth keeping, those that it has

@@ -53,7 +53,7 @@ func unmarshal(argument []byte, q proto.Message) error {
 	return nil
 }
 
-func (m *Manager) answerKeepNames(_ context.Context, _ placement.NodeID, argument []byte) ([]byte, error) {
+func (m *Manager) answerKeepNames(ctx context.Context, _ placement.NodeID, argument []byte) ([]byte, error) {
 	if err := m.ready(); err != nil {
 		return nil, err
 	}
@@ -65,11 +65,25 @@ func (m *Manager) answerKeepNames(_ context.Context, _ placement.NodeID, argumen
 	if err != nil {
 		return nil, err
 	}
-	if x := m.record(q.GetSession()); len(names) == 0 || x != nil && x.GetEpoch() > q.GetEpoch() {
-		return nil, nil // of an epoch that is over: nobody needs them
+	// One at a time, and none while this node takes the session over.
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	_, release, err := m.hold(ctx, q.GetSession())
+	if err != nil {
+		return nil, err
+	}
+	x := m.record(q.GetSession())
+	defer func() {
+		release()
+		if x == nil || ownerOf(x) != m.cfg.Self {
+			m.forget(q.GetSession())
+		}
+	}()
+	if len(names) == 0 || x != nil && (x.GetEpoch() > q.GetEpoch() || x.GetEpoch() == q.GetEpoch() && ownerOf(x) == m.cfg.Self) {
+		return nil, nil // of an epoch that is over, or of which this node is the owner: nobody needs them
 	}
 	m.wrote(q.GetSession())
-	return nil, m.cfg.Store.Put(q.GetSession(), q.GetEpoch(), q.GetFirstBlock(), names)
+	return nil, m.cfg.Store.Keep(q.GetSession(), q.GetEpoch(), q.GetFirstBlock(), names)
 }
 
 func (m *Manager) answerNames(_ context.Context, _ placement.NodeID, argument []byte) ([]byte, error) {

@@ -105,7 +105,7 @@ func (m *Manager) namesOf(ctx context.Context, x *directory.Session) ([]paging.B
 		names, err := l.chain.Names(0, l.chain.End().Blocks)
 		return slices.Clone(names), err
 	}
-	names, err := m.find(ctx, x)
+	names, _, err := m.find(ctx, x)
 	if err == nil && uint64(len(names)) < x.GetChain().GetBlocks() {
 		err = fmt.Errorf("%d of %d block names of session %q can be had at present: %w", len(names), x.GetChain().GetBlocks(), x.GetSession(), paging.ErrUnavailable)
 	}

@@ -20,6 +20,8 @@ import (
 // since. All methods may be called at the same time from many goroutines; Put and Drop
 // of one session and epoch only one at a time.
 //
+// Epoch 0 is of a fork that is not opened yet.
+//
 // Key: session, 0x00, epoch and position of the first name, both 8 bytes big-endian.
 // Value: names, 32 bytes each.
 type Store struct{ db *pebble.DB }
@@ -112,6 +114,20 @@ func (s *Store) Put(session string, epoch, first uint64, names []paging.BlockNam
 		return storeError(session, err)
 	}
 	return nil
+}
+
+// Keep is Put of names that somebody else sends, perhaps late or twice: if they are kept
+// already, with others after them, it changes nothing.
+func (s *Store) Keep(session string, epoch, first uint64, names []paging.BlockName) error {
+	from := first / paging.SegmentBlocks * paging.SegmentBlocks
+	kept, err := s.read(session, epoch, from, first+uint64(len(names)))
+	if err != nil {
+		return err
+	}
+	if n := uint64(len(kept)); n == first-from+uint64(len(names)) && slices.Equal(kept[first-from:], names) {
+		return nil
+	}
+	return s.Put(session, epoch, first, names)
 }
 
 func storeError(session string, err error) error {

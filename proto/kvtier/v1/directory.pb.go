@@ -2403,7 +2403,7 @@ type SessionRecord struct {
 	NamespaceId []byte `protobuf:"bytes,2,opt,name=namespace_id,json=namespaceId,proto3" json:"namespace_id,omitempty"`
 	// Owner, 16 bytes.
 	Owner []byte `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Epoch of its ownership, from 1.
+	// Epoch of its ownership: above those of all sessions that were closed before it was opened.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Last append applied in this epoch.
 	Sequence uint64 `protobuf:"varint,5,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -3784,7 +3784,10 @@ type SnapshotHeader struct {
 	// Term of that entry. 0 as for log_index.
 	LogTerm uint64 `protobuf:"varint,5,opt,name=log_term,json=logTerm,proto3" json:"log_term,omitempty"`
 	// Claim budget in force. 0: the reader's own.
-	MaxClaims     int64 `protobuf:"varint,6,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
+	MaxClaims int64 `protobuf:"varint,6,opt,name=max_claims,json=maxClaims,proto3" json:"max_claims,omitempty"`
+	// Highest epoch of a session that was closed or forgotten: those opened later begin
+	// above it.
+	ClosedEpoch   uint64 `protobuf:"varint,7,opt,name=closed_epoch,json=closedEpoch,proto3" json:"closed_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3857,6 +3860,13 @@ func (x *SnapshotHeader) GetLogTerm() uint64 {
 func (x *SnapshotHeader) GetMaxClaims() int64 {
 	if x != nil {
 		return x.MaxClaims
+	}
+	return 0
+}
+
+func (x *SnapshotHeader) GetClosedEpoch() uint64 {
+	if x != nil {
+		return x.ClosedEpoch
 	}
 	return 0
 }
@@ -4416,7 +4426,7 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\asession\x18\a \x01(\v2\x18.kvtier.v1.SessionRecordH\x00R\asession\x12+\n" +
 	"\x04plan\x18\b \x01(\v2\x15.kvtier.v1.PlanRecordH\x00R\x04plan\x12/\n" +
 	"\x05audit\x18\t \x01(\v2\x17.kvtier.v1.AuditRecordsH\x00R\x05auditB\b\n" +
-	"\x06record\"\xbb\x01\n" +
+	"\x06record\"\xde\x01\n" +
 	"\x0eSnapshotHeader\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1e\n" +
 	"\vnow_unix_ms\x18\x02 \x01(\x03R\tnowUnixMs\x12\x18\n" +
@@ -4424,7 +4434,8 @@ const file_kvtier_v1_directory_proto_rawDesc = "" +
 	"\tlog_index\x18\x04 \x01(\x04R\blogIndex\x12\x19\n" +
 	"\blog_term\x18\x05 \x01(\x04R\alogTerm\x12\x1d\n" +
 	"\n" +
-	"max_claims\x18\x06 \x01(\x03R\tmaxClaims\"\x86\x02\n" +
+	"max_claims\x18\x06 \x01(\x03R\tmaxClaims\x12!\n" +
+	"\fclosed_epoch\x18\a \x01(\x04R\vclosedEpoch\"\x86\x02\n" +
 	"\n" +
 	"NodeRecord\x12+\n" +
 	"\x06joined\x18\x01 \x01(\v2\x13.kvtier.v1.JoinNodeR\x06joined\x12*\n" +

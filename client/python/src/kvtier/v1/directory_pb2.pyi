@@ -604,20 +604,22 @@ class DirectoryRecord(_message.Message):
     def __init__(self, header: _Optional[_Union[SnapshotHeader, _Mapping]] = ..., node: _Optional[_Union[NodeRecord, _Mapping]] = ..., namespace: _Optional[_Union[NamespaceRecord, _Mapping]] = ..., claims: _Optional[_Union[ClaimsRecord, _Mapping]] = ..., requests: _Optional[_Union[RequestsRecord, _Mapping]] = ..., end: _Optional[_Union[SnapshotEnd, _Mapping]] = ..., session: _Optional[_Union[SessionRecord, _Mapping]] = ..., plan: _Optional[_Union[PlanRecord, _Mapping]] = ..., audit: _Optional[_Union[AuditRecords, _Mapping]] = ...) -> None: ...
 
 class SnapshotHeader(_message.Message):
-    __slots__ = ("version", "now_unix_ms", "applied", "log_index", "log_term", "max_claims")
+    __slots__ = ("version", "now_unix_ms", "applied", "log_index", "log_term", "max_claims", "closed_epoch")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     LOG_INDEX_FIELD_NUMBER: _ClassVar[int]
     LOG_TERM_FIELD_NUMBER: _ClassVar[int]
     MAX_CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     version: int
     now_unix_ms: int
     applied: int
     log_index: int
     log_term: int
     max_claims: int
-    def __init__(self, version: _Optional[int] = ..., now_unix_ms: _Optional[int] = ..., applied: _Optional[int] = ..., log_index: _Optional[int] = ..., log_term: _Optional[int] = ..., max_claims: _Optional[int] = ...) -> None: ...
+    closed_epoch: int
+    def __init__(self, version: _Optional[int] = ..., now_unix_ms: _Optional[int] = ..., applied: _Optional[int] = ..., log_index: _Optional[int] = ..., log_term: _Optional[int] = ..., max_claims: _Optional[int] = ..., closed_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeRecord(_message.Message):
     __slots__ = ("joined", "state", "since_unix_ms", "sequence", "gap", "number", "withdrawal")
