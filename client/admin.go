@@ -18,10 +18,11 @@ import (
 // sentinels of package paging, ErrDenied for a caller who is no operator. A call
 // whose context has no deadline is bounded by Config.CallTimeout.
 type Admin struct {
-	conn     *grpc.ClientConn
-	service  kvtierv1.AdminServiceClient
-	sessions kvtierv1.SessionsServiceClient
-	timeout  time.Duration
+	SessionCalls // of the tenant that is named; empty: the caller's
+
+	conn    *grpc.ClientConn
+	service kvtierv1.AdminServiceClient
+	timeout time.Duration
 }
 
 // OpenAdmin makes an Admin of the node that cfg names; of cfg it reads Socket,
@@ -35,7 +36,9 @@ func OpenAdmin(cfg Config) (*Admin, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w (%w)", err, paging.ErrInvalid)
 	}
-	return &Admin{conn: conn, service: kvtierv1.NewAdminServiceClient(conn), sessions: kvtierv1.NewSessionsServiceClient(conn), timeout: cfg.CallTimeout}, nil
+	a := &Admin{conn: conn, service: kvtierv1.NewAdminServiceClient(conn), timeout: cfg.CallTimeout}
+	a.SessionCalls = a.sessionCalls()
+	return a, nil
 }
 
 // Close ends the connection.

@@ -20,6 +20,8 @@ import (
 // Client uses one node. All its methods are safe for concurrent use. After
 // Close they answer ErrClosed.
 type Client struct {
+	SessionCalls // of the client's tenant
+
 	cfg Config
 	log *slog.Logger
 
@@ -68,6 +70,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		cfg: cfg, log: cfg.Logger,
 		changed: make(chan struct{}),
 	}
+	c.SessionCalls = c.sessionCalls()
 	c.namespaces.Store(&map[paging.NamespaceID]*namespace{})
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	l, err := c.connect(ctx)

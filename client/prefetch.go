@@ -23,6 +23,11 @@ type PrefetchRequest struct {
 	Tier      Tier           // where to; TierNone: RAM
 	Priority  int            // 0 to 100, higher goes first
 	Timeout   time.Duration  // after it the pages are not wanted any more; 0: 30 s, at most 10 min
+
+	// Session names blocks From to To (0: its end) of a session of the tenant, in place
+	// of Names and Namespace. Ticket.Ready then counts from From.
+	Session  string
+	From, To uint64
 }
 
 // Ticket is a prefetch under way. It is safe for concurrent use.
@@ -44,7 +49,7 @@ type Ticket struct {
 
 // Prefetch starts bringing pages up and returns at once. It needs an attachment.
 func (c *Client) Prefetch(ctx context.Context, r PrefetchRequest) (*Ticket, error) {
-	packed, err := pack(r.Names)
+	packed, most, err := r.chain()
 	if err != nil {
 		return nil, fmt.Errorf("prefetch: %w", err)
 	}
@@ -56,8 +61,12 @@ func (c *Client) Prefetch(ctx context.Context, r PrefetchRequest) (*Ticket, erro
 		return nil, err
 	}
 	req := &kvtierv1.PrefetchRequest{
-		Attachment: l.id, NamespaceId: r.Namespace[:], BlockNames: packed, Parts: uint64(r.Parts),
+		Attachment: l.id, BlockNames: packed, Parts: uint64(r.Parts),
 		Tier: kvtierv1.Tier(r.Tier), Priority: uint32(r.Priority), Timeout: span(r.Timeout),
+		SessionRange: (&SessionRange{r.Session, r.From, r.To}).wire(),
+	}
+	if r.Session == "" {
+		req.NamespaceId = r.Namespace[:]
 	}
 	l.mu.Lock()
 	l.asking++
@@ -69,8 +78,8 @@ func (c *Client) Prefetch(ctx context.Context, r PrefetchRequest) (*Ticket, erro
 	})
 	t := &Ticket{
 		ID: resp.GetTicket(), Admitted: int(resp.GetAdmittedBlocks()), Refused: int(resp.GetRefusedBlocks()),
-		link: l, names: len(r.Names), done: make(chan struct{}),
-		ready: make(chan int, len(r.Names)), seen: make([]uint64, (len(r.Names)+63)/64),
+		link: l, names: most, done: make(chan struct{}),
+		ready: make(chan int, most), seen: make([]uint64, (most+63)/64),
 	}
 	early := l.enroll(t)
 	if err != nil {
@@ -83,6 +92,22 @@ func (c *Client) Prefetch(ctx context.Context, r PrefetchRequest) (*Ticket, erro
 		t.note(p)
 	}
 	return t, nil
+}
+
+// chain is the names of the request, packed, and how many blocks it has at most.
+func (r *PrefetchRequest) chain() (packed []byte, most int, err error) {
+	if r.Session == "" {
+		packed, err = pack(r.Names)
+		return packed, len(r.Names), err
+	}
+	named := SessionRange{r.Session, r.From, r.To}
+	if err := named.check(); err != nil {
+		return nil, 0, err
+	}
+	if len(r.Names) > 0 {
+		return nil, 0, fmt.Errorf("%d names and session %q: give one of them: %w", len(r.Names), r.Session, paging.ErrInvalid)
+	}
+	return nil, named.most(), nil
 }
 
 // enroll puts a ticket on the books and returns the events that came before.

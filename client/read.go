@@ -60,20 +60,25 @@ func (c *Client) Lookup(ctx context.Context, ns paging.NamespaceID, names []pagi
 	if err != nil {
 		return Prefix{}, fmt.Errorf("lookup: %w", err)
 	}
+	p, err := c.lookup(ctx, &kvtierv1.LookupRequest{NamespaceId: ns[:], BlockNames: packed, Parts: uint64(parts)})
+	if err == nil && (len(p.Tiers) != len(names) || p.Usable > len(names)) {
+		return Prefix{}, fmt.Errorf("lookup: answer of %d tiers, %d usable for %d blocks: %w", len(p.Tiers), p.Usable, len(names), paging.ErrInvalid)
+	}
+	return p, err
+}
+
+func (c *Client) lookup(ctx context.Context, req *kvtierv1.LookupRequest) (Prefix, error) {
 	l, err := c.up()
 	if err != nil {
 		return Prefix{}, fmt.Errorf("lookup: %w", err)
 	}
 	var resp *kvtierv1.LookupResponse
 	err = l.unary(ctx, "lookup", c.cfg.CallTimeout, func(ctx context.Context) (err error) {
-		resp, err = l.pages.Lookup(ctx, &kvtierv1.LookupRequest{NamespaceId: ns[:], BlockNames: packed, Parts: uint64(parts)})
+		resp, err = l.pages.Lookup(ctx, req)
 		return err
 	})
 	if err != nil {
 		return Prefix{}, err
-	}
-	if len(resp.GetTiers()) != len(names) || int(resp.GetUsableBlocks()) > len(names) {
-		return Prefix{}, fmt.Errorf("lookup: answer of %d tiers, %d usable for %d blocks: %w", len(resp.GetTiers()), resp.GetUsableBlocks(), len(names), paging.ErrInvalid)
 	}
 	return Prefix{
 		Usable: int(resp.GetUsableBlocks()), UsableTokens: int64(resp.GetUsableTokens()), Tiers: octets[Tier](resp.GetTiers()),
@@ -125,10 +130,7 @@ func (r *FetchRequest) chain() (packed []byte, rows int, err error) {
 	if len(r.Names) > 0 || r.Mode == ModeSet || r.To != 0 && r.To <= r.From {
 		return nil, 0, fmt.Errorf("blocks %d to %d of session %q: a session names a prefix, and no other names go with it: %w", r.From, r.To, r.Session, paging.ErrInvalid)
 	}
-	if rows = paging.MaxCallBlocks; r.To != 0 {
-		rows = int(min(r.To-r.From, paging.MaxCallBlocks))
-	}
-	return nil, rows, nil
+	return nil, (&SessionRange{r.Session, r.From, r.To}).most(), nil
 }
 
 // sessionNames asks for the names of a session's blocks.
@@ -157,10 +159,7 @@ func (l *link) sessionNames(ctx context.Context, r *FetchRequest) ([]paging.Bloc
 }
 
 func (r *FetchRequest) sessionRange() *kvtierv1.SessionRange {
-	if r.Session == "" {
-		return nil
-	}
-	return &kvtierv1.SessionRange{Session: r.Session, FromBlock: r.From, ToBlock: r.To}
+	return (&SessionRange{r.Session, r.From, r.To}).wire()
 }
 
 func (l *link) fetch(ctx context.Context, r *FetchRequest, packed []byte, rows int) (*Lease, error) {

@@ -84,6 +84,11 @@ type FetchIntoRequest struct {
 	Region    *Region
 	Blocks    []int // of the region, one per name
 	Timeout   time.Duration
+
+	// Session names as many blocks of a session of the tenant, from From on, as Blocks
+	// has, in place of Names, First and Namespace.
+	Session string
+	From    uint64
 }
 
 // Copied tells what FetchInto copied.
@@ -98,16 +103,19 @@ type Copied struct {
 // device. When it returns they are there; nothing is held. The engine makes sure
 // that nothing uses those blocks meanwhile.
 func (c *Client) FetchInto(ctx context.Context, r FetchIntoRequest) (*Copied, error) {
-	packed, err := pack(r.Names)
-	if err != nil {
-		return nil, fmt.Errorf("fetch into: %w", err)
-	}
-	if len(r.Blocks) != len(r.Names) || r.Region == nil {
-		return nil, fmt.Errorf("fetch into: %d blocks of the region for %d names: %w", len(r.Blocks), len(r.Names), paging.ErrInvalid)
+	if r.Region == nil || len(r.Blocks) == 0 || r.Session == "" && len(r.Blocks) != len(r.Names) || r.Session != "" && len(r.Names) > 0 {
+		return nil, fmt.Errorf("fetch into: %d blocks of the region for %d names and session %q: %w", len(r.Blocks), len(r.Names), r.Session, paging.ErrInvalid)
 	}
 	l := r.Region.link
-	req := &kvtierv1.FetchIntoRequest{Attachment: l.id, NamespaceId: r.Namespace[:], BlockNames: packed, FirstBlock: uint32(r.First),
-		Parts: uint64(r.Parts), RegionId: r.Region.ID, RegionBlocks: packBlocks(r.Blocks), Timeout: span(r.Timeout)}
+	req := &kvtierv1.FetchIntoRequest{Attachment: l.id, Parts: uint64(r.Parts), RegionId: r.Region.ID, RegionBlocks: packBlocks(r.Blocks), Timeout: span(r.Timeout)}
+	var err error
+	if r.Session != "" {
+		req.SessionRange = (&SessionRange{r.Session, r.From, r.From + uint64(len(r.Blocks))}).wire()
+	} else if req.BlockNames, err = pack(r.Names); err != nil {
+		return nil, fmt.Errorf("fetch into: %w", err)
+	} else {
+		req.NamespaceId, req.FirstBlock = r.Namespace[:], uint32(r.First)
+	}
 	var resp *kvtierv1.FetchIntoResponse
 	err = l.unary(ctx, "fetch into", r.Timeout+c.cfg.CallTimeout, func(ctx context.Context) (err error) {
 		resp, err = l.pages.FetchInto(ctx, req)

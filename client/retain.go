@@ -54,20 +54,25 @@ func (c *Client) each(ctx context.Context, verb string, names []paging.BlockName
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", verb, err)
 	}
+	outcomes, err := c.outcomes(ctx, verb, func(ctx context.Context, l *link) ([]byte, error) { return do(ctx, l, packed) })
+	if err == nil && len(outcomes) != len(names) {
+		return nil, fmt.Errorf("%s: %d outcomes for %d blocks: %w", verb, len(outcomes), len(names), paging.ErrInvalid)
+	}
+	return outcomes, err
+}
+
+func (c *Client) outcomes(ctx context.Context, verb string, do func(context.Context, *link) ([]byte, error)) ([]ItemOutcome, error) {
 	l, err := c.up()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", verb, err)
 	}
 	var outcomes []byte
 	err = l.unary(ctx, verb, c.cfg.CallTimeout, func(ctx context.Context) (err error) {
-		outcomes, err = do(ctx, l, packed)
+		outcomes, err = do(ctx, l)
 		return err
 	})
 	if err != nil {
 		return nil, err
-	}
-	if len(outcomes) != len(names) {
-		return nil, fmt.Errorf("%s: %d outcomes for %d blocks: %w", verb, len(outcomes), len(names), paging.ErrInvalid)
 	}
 	return octets[ItemOutcome](outcomes), nil
 }

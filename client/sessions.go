@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvtier/kvtier/paging"
@@ -67,6 +68,66 @@ func sessionOf(s *kvtierv1.SessionInfo) SessionInfo {
 
 func sessionState(s kvtierv1.SessionState) string { return word(s.String(), "SESSION_STATE_") }
 
+// SessionCalls are the calls about sessions, for engines (Client) and operators (Admin)
+// alike: engines mean the sessions of their tenant, whatever Tenant says, operators those
+// of Tenant. Safe for concurrent use. Errors are the sentinels of package paging:
+// ErrNotFound, ErrDenied, ErrIncompatible (the node is of no cluster), ErrUnavailable.
+type SessionCalls struct {
+	unary  func(ctx context.Context, verb string, do func(context.Context, kvtierv1.SessionsServiceClient) error) error
+	stream func(ctx context.Context) (context.Context, kvtierv1.SessionsServiceClient, context.CancelFunc, error)
+}
+
+// sessionCalls are those of an Admin.
+func (a *Admin) sessionCalls() SessionCalls {
+	service := kvtierv1.NewSessionsServiceClient(a.conn)
+	return SessionCalls{
+		unary: func(ctx context.Context, verb string, do func(context.Context, kvtierv1.SessionsServiceClient) error) error {
+			ctx, cancel := within(ctx, a.timeout)
+			defer cancel()
+			if err := do(ctx, service); err != nil {
+				return fmt.Errorf("%s: %w", verb, kvstatus.Err(err))
+			}
+			return nil
+		},
+		stream: func(ctx context.Context) (context.Context, kvtierv1.SessionsServiceClient, context.CancelFunc, error) {
+			ctx, cancel := context.WithCancel(ctx)
+			return ctx, service, cancel, nil
+		},
+	}
+}
+
+// sessionCalls are those of a Client, over whatever connection it has.
+func (c *Client) sessionCalls() SessionCalls {
+	return SessionCalls{
+		unary: func(ctx context.Context, verb string, do func(context.Context, kvtierv1.SessionsServiceClient) error) error {
+			l, err := c.up()
+			if err != nil {
+				return fmt.Errorf("%s: %w", verb, err)
+			}
+			return l.unary(ctx, verb, c.cfg.CallTimeout, func(ctx context.Context) error { return do(ctx, kvtierv1.NewSessionsServiceClient(l.conn)) })
+		},
+		stream: func(ctx context.Context) (context.Context, kvtierv1.SessionsServiceClient, context.CancelFunc, error) {
+			l, err := c.up()
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			ctx, cancel := context.WithCancel(ctx)
+			stop := context.AfterFunc(l.ctx, cancel)
+			return ctx, kvtierv1.NewSessionsServiceClient(l.conn), func() { stop(); cancel() }, nil
+		},
+	}
+}
+
+// askSessions makes one call.
+func askSessions[Req, Resp any](ctx context.Context, a SessionCalls, verb string,
+	call func(kvtierv1.SessionsServiceClient, context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) (resp *Resp, err error) {
+	err = a.unary(ctx, verb, func(ctx context.Context, service kvtierv1.SessionsServiceClient) (err error) {
+		resp, err = call(service, ctx, req)
+		return err
+	})
+	return resp, err
+}
+
 // SessionFilter says which sessions are meant.
 type SessionFilter struct {
 	Tenant string // "": the caller's; all for operators
@@ -81,7 +142,7 @@ type SessionFilter struct {
 const listPage = 500
 
 // Sessions lists sessions in order of tenant and name. more: there are more than Limit.
-func (a *Admin) Sessions(ctx context.Context, f SessionFilter) (out []SessionInfo, more bool, err error) {
+func (a SessionCalls) Sessions(ctx context.Context, f SessionFilter) (out []SessionInfo, more bool, err error) {
 	req := &kvtierv1.ListSessionsRequest{Tenant: f.Tenant, Node: f.Node, Usage: f.Usage, PageSize: listPage}
 	if f.State != "" {
 		s, ok := kvtierv1.SessionState_value["SESSION_STATE_"+strings.ToUpper(f.State)]
@@ -98,7 +159,7 @@ func (a *Admin) Sessions(ctx context.Context, f SessionFilter) (out []SessionInf
 		if f.Limit > 0 {
 			req.PageSize = uint32(min(listPage, f.Limit-len(out)))
 		}
-		resp, err := ask(ctx, a, "sessions", a.sessions.ListSessions, req)
+		resp, err := askSessions(ctx, a, "sessions", kvtierv1.SessionsServiceClient.ListSessions, req)
 		if err != nil {
 			return nil, false, err
 		}
@@ -126,8 +187,8 @@ type SessionDetail struct {
 }
 
 // Session tells of one session and where its blocks are.
-func (a *Admin) Session(ctx context.Context, tenant, session string) (*SessionDetail, error) {
-	resp, err := ask(ctx, a, "session", a.sessions.GetSession, &kvtierv1.GetSessionRequest{Session: session, Tenant: tenant, Usage: true, Placement: true})
+func (a SessionCalls) Session(ctx context.Context, tenant, session string) (*SessionDetail, error) {
+	resp, err := askSessions(ctx, a, "session", kvtierv1.SessionsServiceClient.GetSession, &kvtierv1.GetSessionRequest{Session: session, Tenant: tenant, Usage: true, Placement: true})
 	if err != nil {
 		return nil, err
 	}
@@ -139,14 +200,14 @@ func (a *Admin) Session(ctx context.Context, tenant, session string) (*SessionDe
 }
 
 // CloseSession ends a session. One that is not known is success.
-func (a *Admin) CloseSession(ctx context.Context, tenant, session string) error {
-	_, err := ask(ctx, a, "close session", a.sessions.CloseSession, &kvtierv1.CloseSessionRequest{Session: session, Tenant: tenant})
+func (a SessionCalls) CloseSession(ctx context.Context, tenant, session string) error {
+	_, err := askSessions(ctx, a, "close session", kvtierv1.SessionsServiceClient.CloseSession, &kvtierv1.CloseSessionRequest{Session: session, Tenant: tenant})
 	return err
 }
 
 // ShareSession opens a session that goes on from another after so many blocks (0: all).
-func (a *Admin) ShareSession(ctx context.Context, tenant, session, fork string, blocks uint64) (*SessionInfo, error) {
-	resp, err := ask(ctx, a, "share session", a.sessions.ShareSession, &kvtierv1.ShareSessionRequest{Session: session, Tenant: tenant, Fork: fork, Blocks: blocks})
+func (a SessionCalls) ShareSession(ctx context.Context, tenant, session, fork string, blocks uint64) (*SessionInfo, error) {
+	resp, err := askSessions(ctx, a, "share session", kvtierv1.SessionsServiceClient.ShareSession, &kvtierv1.ShareSessionRequest{Session: session, Tenant: tenant, Fork: fork, Blocks: blocks})
 	if err != nil {
 		return nil, err
 	}
@@ -154,9 +215,43 @@ func (a *Admin) ShareSession(ctx context.Context, tenant, session, fork string, 
 	return &info, nil
 }
 
+// RetainSession changes how long a session's blocks are worth keeping, those that it has
+// included.
+func (a SessionCalls) RetainSession(ctx context.Context, tenant, session string, r Retention) error {
+	retention, err := r.wire()
+	if err != nil {
+		return fmt.Errorf("retain session: %w", err)
+	}
+	_, err = askSessions(ctx, a, "retain session", kvtierv1.SessionsServiceClient.RetainSession, &kvtierv1.RetainSessionRequest{Session: session, Tenant: tenant, Retention: retention})
+	return err
+}
+
+// WatchSessions calls told with how sessions are (none named: all of the tenant, for
+// operators without one all there are, at most 1,024 names), and then with each change,
+// until ctx ends or the node goes away (paging.ErrUnavailable): watch again then. It
+// returns why it ended, never nil.
+func (a SessionCalls) WatchSessions(ctx context.Context, tenant string, sessions []string, told func(SessionEvent)) error {
+	ctx, service, cancel, err := a.stream(ctx)
+	if err != nil {
+		return fmt.Errorf("watch sessions: %w", err)
+	}
+	defer cancel()
+	stream, err := service.WatchSessions(ctx, &kvtierv1.WatchSessionsRequest{Sessions: sessions, Tenant: tenant})
+	for err == nil {
+		var m *kvtierv1.WatchSessionsResponse
+		if m, err = stream.Recv(); err == nil {
+			told(eventOf(m.GetEvent()))
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("watch sessions: the node ended it: %w", paging.ErrUnavailable)
+	}
+	return fmt.Errorf("watch sessions: %w", kvstatus.Err(err))
+}
+
 // CancelMigration ends the move of a session, if there is one.
-func (a *Admin) CancelMigration(ctx context.Context, tenant, session string) error {
-	_, err := ask(ctx, a, "cancel migration", a.sessions.CancelMigration, &kvtierv1.CancelMigrationRequest{Session: session, Tenant: tenant})
+func (a SessionCalls) CancelMigration(ctx context.Context, tenant, session string) error {
+	_, err := askSessions(ctx, a, "cancel migration", kvtierv1.SessionsServiceClient.CancelMigration, &kvtierv1.CancelMigrationRequest{Session: session, Tenant: tenant})
 	return err
 }
 
@@ -206,16 +301,19 @@ func (p *MoveProgress) Moved() bool { return p.State == "done" }
 // MigrateSession moves a session and calls told with what it takes first, then with how
 // far it is, until it has ended, which it returns. If ctx ends before that the move goes
 // on. A dry run ends after the first call, with nil.
-func (a *Admin) MigrateSession(ctx context.Context, r MigrateRequest, told func(*MovePlan, *MoveProgress)) (*MoveProgress, error) {
+func (a SessionCalls) MigrateSession(ctx context.Context, r MigrateRequest, told func(*MovePlan, *MoveProgress)) (*MoveProgress, error) {
 	req := &kvtierv1.MigrateSessionRequest{
 		Session: r.Session, Tenant: r.Tenant, To: r.To, DryRun: r.DryRun, MaxBytesPerSecond: uint64(max(0, r.MaxBytesPerSecond)), Tier: kvtierv1.Tier(r.Tier),
 	}
 	if r.Deadline > 0 {
 		req.Deadline = durationpb.New(r.Deadline)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, service, cancel, err := a.stream(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
 	defer cancel()
-	stream, err := a.sessions.MigrateSession(ctx, req)
+	stream, err := service.MigrateSession(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("migrate: %w", kvstatus.Err(err))
 	}
