@@ -109,7 +109,7 @@ def test_lease_ends_with_the_last_array(shared_node: Node) -> None:
         names = chain(50, 4)
         write(client, ns, names)
         lease = client.fetch(ns, names)
-        link = client._link
+        link = client._keeper.link
         slice_ = lease.page(2, 0)[100:200].view(np.uint16)
         with pytest.raises(kvtier.ViewsInUseError, match="drop every array"):
             lease.release()
