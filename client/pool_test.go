@@ -242,6 +242,9 @@ func TestWriteOnTheDevice(t *testing.T) {
 	if m := n.Metrics(); m.Hierarchy.FilledPages != 0 || m.Hierarchy.GatherErrors != 0 {
 		t.Errorf("filled %d pages, %d rows failed", m.Hierarchy.FilledPages, m.Hierarchy.GatherErrors)
 	}
+	if out, err := c.Demote(t.Context(), ns, names, client.TierHBM); err != nil || out[0] != client.ItemAccepted || n.Metrics().Hierarchy.DeviceBlocks != 0 {
+		t.Errorf("demote from the device: %v, %v, %d blocks stay", out, err, n.Metrics().Hierarchy.DeviceBlocks)
+	}
 	if _, err := open(t, daemonFaces(n)[false]).Reserve(t.Context(), client.ReserveRequest{Namespace: ns, Names: chain(2, 1), Tier: client.TierHBM}); !errors.Is(err, paging.ErrInvalid) {
 		t.Errorf("without working pages: %v", err)
 	}

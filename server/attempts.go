@@ -177,7 +177,7 @@ func (a *attachment) Reserve(ctx context.Context, r *rpc.ReserveRequest, res *rp
 	}
 	ta, outcomes, retry, err := a.node.hier.Reserve(ctx, tier.ReserveRequest{
 		Namespace: r.Namespace, Names: r.Names, First: r.First, Parts: parts,
-		Want: a.wants(layout, parts), MaxRows: rows, Deadline: t.deadline,
+		Want: a.wants(layout, parts), Device: tier.Kind(r.Tier) == tier.HBM, MaxRows: rows, Deadline: t.deadline,
 	})
 	if err != nil {
 		return err

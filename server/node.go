@@ -167,7 +167,7 @@ func (n *node) Keep(ctx context.Context, c rpc.Caller, r *rpc.KeepRequest) ([]by
 	case rpc.VerbRetain:
 		items, err = n.hier.Retain(r.Namespace, r.Names, tier.Retention{Priority: r.Retention.Priority, TTL: r.Retention.TTL, RefreshOnHit: r.Retention.RefreshOnHit})
 	case rpc.VerbDemote:
-		items, err = n.hier.Demote(r.Namespace, r.Names)
+		items, err = n.hier.Demote(r.Namespace, r.Names, tier.Kind(r.From))
 	case rpc.VerbDrop:
 		items, err = n.hier.Drop(r.Namespace, r.Names)
 	case rpc.VerbPin:

@@ -41,7 +41,7 @@ func (k *kit) toDisk(names []paging.BlockName) {
 	if out := k.put(names, 0, 0, tier.CommitOptions{Durable: true}); !all(out, tier.Committed) {
 		k.t.Fatalf("store: %v", out)
 	}
-	if _, err := k.Demote(k.id, names); err != nil {
+	if _, err := k.Demote(k.id, names, tier.RAM); err != nil {
 		k.t.Fatal(err)
 	}
 	for _, name := range names {
@@ -389,7 +389,7 @@ func TestDemoteOfIncompleteBlocks(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.Abort()
-		out, err := k.Demote(k.id, name)
+		out, err := k.Demote(k.id, name, tier.RAM)
 		outcomes(t, out, err, tier.ItemDeferred)
 		synctest.Wait()
 		if ram, disk := k.Resident(paging.BlockID{Namespace: k.id, Name: name[0]}); ram != 0 || disk != 1 {

@@ -28,7 +28,11 @@ func (a *Attempt) Commit(ctx context.Context, rows []CommitRow, opt CommitOption
 	a.copyRows(rows, out)
 	a.gatherRows(rows, out)
 	for i, r := range rows {
-		if out[i] == Duplicate && r.Device == nil {
+		switch {
+		case out[i] != Duplicate:
+		case r.Device != nil:
+			out[i] = a.compareDevice(r)
+		default:
 			out[i] = a.compareRow(r)
 		}
 	}
@@ -53,6 +57,9 @@ func (a *Attempt) checkRows(rows []CommitRow) error {
 				return err
 			}
 			continue
+		}
+		if a.onDevice {
+			return fmt.Errorf("row %d was reserved on the device and does not lie there: %w", r.Row, paging.ErrInvalid)
 		}
 		if len(r.Src) != a.parts.Len() {
 			return fmt.Errorf("row %d with %d pages, want %d: %w", r.Row, len(r.Src), a.parts.Len(), paging.ErrInvalid)

@@ -336,7 +336,7 @@ func TestHitsInRAMCountOnDisk(t *testing.T) {
 		k.put(hot, 0, 0, tier.CommitOptions{Durable: true})
 		k.toDisk(chain(2, 0, 40))
 		k.usable(hot)
-		if _, err := k.Demote(k.id, hot); err != nil {
+		if _, err := k.Demote(k.id, hot, tier.RAM); err != nil {
 			t.Fatal(err)
 		}
 		k.toDisk(chain(3, 0, 40))

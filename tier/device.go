@@ -133,6 +133,26 @@ func (h *Hierarchy) evictDevice(id blockID, b *block, evicted bool) {
 	h.settle(id, b)
 }
 
+// demoteDevice takes the copy of a block off the device, at once or when its last
+// reader is gone. What is nowhere else is brought down first.
+func (h *Hierarchy) demoteDevice(id blockID, b *block) ItemOutcome {
+	if !b.flags.has(onDevice) {
+		return ItemAccepted
+	}
+	d := h.mu.device.of[id]
+	if sole := d.parts &^ d.bad &^ (b.ram | b.disk); sole != 0 {
+		if _, r := h.startLoad(id, b, sole, 0, nil); r != NoReason {
+			return ItemRejected
+		}
+	}
+	if d.pins > 0 {
+		d.leave = true
+		return ItemDeferred
+	}
+	h.evictDevice(id, b, false)
+	return ItemAccepted
+}
+
 // freeDevice gives slots of a copy back.
 func (h *Hierarchy) freeDevice(b *block, d *deviceCopy, parts paging.PartSet) {
 	n := h.of(b)

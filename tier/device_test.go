@@ -162,7 +162,7 @@ func TestDeviceCopyIsDamaged(t *testing.T) {
 		hold := k.up(names)
 		hold.Page(2, 0)[100] ^= 1
 		hold.Release()
-		if _, err := k.Demote(k.id, names); err != nil {
+		if _, err := k.Demote(k.id, names, tier.RAM); err != nil {
 			t.Fatal(err)
 		}
 		down := k.fetch(t.Context(), tier.FetchRequest{Names: names}) // compares every byte
@@ -287,4 +287,150 @@ func (k *kit) mapWorking(s tier.Shared) []byte {
 	}
 	k.t.Cleanup(func() { m.Close() })
 	return m.Bytes()
+}
+
+// deviceRows are the pages of names in working pages, one after another.
+func (k *kit) deviceRows(working tier.Shared, memory []byte, names []paging.BlockName, variant byte) (rows []tier.CommitRow) {
+	for i, name := range names {
+		page := k.content(name, 0)
+		at := copy(memory[i*devicePage:], page) - 1 + i*devicePage
+		memory[at] ^= variant
+		rows = append(rows, tier.CommitRow{Row: i, Device: [][]tier.Span{{{Addr: working.Addr() + uint64(i*devicePage), Bytes: devicePage}}}})
+	}
+	return rows
+}
+
+func (k *kit) reserveOnDevice(names []paging.BlockName, ttl time.Duration) (*tier.Attempt, []tier.Outcome) {
+	k.t.Helper()
+	a, out, _, err := k.Reserve(k.t.Context(), tier.ReserveRequest{Namespace: k.id, Names: names, Device: true, Deadline: time.Now().Add(ttl)})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return a, out
+}
+
+// Room on the device is set aside by Reserve: leased copies that fill it are told
+// then, and a commit cannot fail for room, whatever comes in between. What was not
+// committed goes back when the attempt ends, by itself or at its deadline.
+func TestReserveOnTheDevice(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		working, err := device.NewWorking(8 * devicePage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer working.Close()
+		memory := k.mapWorking(working)
+		before := device.Usage().UsedBytes
+		names := chain(1, 0, 5)
+		a, out := k.reserveOnDevice(names, time.Minute)
+		if out[4] != tier.Granted || device.Usage().UsedBytes != before+5*devicePage || k.Metrics().DeviceInFlight != 5*devicePage {
+			t.Fatalf("outcomes %v, %d bytes set aside on the device", out, device.Usage().UsedBytes-before)
+		}
+		others := chain(2, 0, 40)
+		k.put(others, 0, 0, tier.CommitOptions{})
+		full := k.up(others) // all the rest of the device, leased
+		if full.Usable != 32-5 {
+			t.Errorf("%d of the 27 pages that are left were granted", full.Usable)
+		}
+		if none, out := k.reserveOnDevice(chain(3, 0, 1), time.Minute); none != nil || out[0] != tier.WriteNoSpace {
+			t.Errorf("reserve on a full device: %v", out)
+		}
+		rows := k.deviceRows(working, memory, names, 0)
+		if _, err := a.Commit(t.Context(), []tier.CommitRow{{Row: 0, Src: [][]byte{memory[:devicePage]}}}, tier.CommitOptions{}); !errors.Is(err, paging.ErrInvalid) {
+			t.Errorf("a page from elsewhere: %v", err)
+		}
+		good := rows[1].Device[0][0].Addr
+		rows[1].Device[0][0].Addr = 0x1000
+		if out, err := a.Commit(t.Context(), rows[:3], tier.CommitOptions{}); err != nil || out[0] != tier.Committed || out[1] != tier.NotReached {
+			t.Fatalf("commit: %v, %v", out, err)
+		}
+		rows[1].Device[0][0].Addr = good
+		if out, err := a.Commit(t.Context(), rows[1:2], tier.CommitOptions{}); err != nil || out[0] != tier.Committed {
+			t.Fatalf("the row that failed, again: %v, %v", out, err)
+		}
+		hold := k.up(names[:3])
+		k.served(hold, tier.HBM)
+		hold.Release()
+		full.Release()
+		a.Abort()
+		if m := k.Metrics(); m.DeviceInFlight != 0 || m.FilledPages != 27 {
+			t.Errorf("%d bytes stay set aside, %d pages were copied up", m.DeviceInFlight, m.FilledPages)
+		}
+		late, _ := k.reserveOnDevice(chain(4, 0, 2), time.Second)
+		time.Sleep(2 * time.Second)
+		if out, err := late.Commit(t.Context(), k.deviceRows(working, memory, chain(4, 0, 2), 0), tier.CommitOptions{}); err != nil || out[0] != tier.Expired {
+			t.Errorf("after the deadline: %v, %v", out, err)
+		}
+		if m := k.Metrics(); m.DeviceInFlight != 0 {
+			t.Errorf("%d bytes stay set aside after the deadline", m.DeviceInFlight)
+		}
+	})
+}
+
+// A row on the device that is committed twice is compared with what is stored.
+func TestDuplicateFromTheDevice(t *testing.T) {
+	withDevice(t, tier.Config{}, func(t *testing.T, k *kit, device *hbm.Arena) {
+		working, err := device.NewWorking(8 * devicePage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer working.Close()
+		memory := k.mapWorking(working)
+		names := chain(1, 0, 2)
+		a, _ := k.reserveOnDevice(names, time.Minute)
+		defer a.Abort()
+		for i, want := range []tier.Outcome{tier.Committed, tier.Duplicate, tier.DuplicateDivergent} {
+			rows := k.deviceRows(working, memory, names, byte(i/2))
+			out, err := a.Commit(t.Context(), rows, tier.CommitOptions{})
+			if err != nil || out[0] != want || out[1] != want {
+				t.Errorf("commit %d: %v, %v, want %v", i, out, err, want)
+			}
+		}
+		if m := k.Metrics(); m.DivergentBlocks != 2 || m.DuplicateBlocks != 2 {
+			t.Errorf("%d divergent, %d equal", m.DivergentBlocks, m.DuplicateBlocks)
+		}
+		hold := k.up(names)
+		k.verify(hold, names) // the first bytes stay
+		hold.Release()
+	})
+}
+
+// Demote from the device leaves RAM alone, waits for leases, and brings down what
+// is nowhere else.
+func TestDemoteFromTheDevice(t *testing.T) {
+	withDevice(t, tier.Config{Durable: tiertest.NewMap(tier.NVMe, 16<<20)}, func(t *testing.T, k *kit, _ *hbm.Arena) {
+		names := chain(1, 0, 4)
+		k.put(names, 0, 0, tier.CommitOptions{Durable: true})
+		on := func(i int) paging.PartSet { return k.OnDevice(paging.BlockID{Namespace: k.id, Name: names[i]}) }
+		demote := func(from tier.Kind, want tier.ItemOutcome) {
+			t.Helper()
+			out, err := k.Demote(k.id, names, from)
+			if err != nil || slices.ContainsFunc(out, func(o tier.ItemOutcome) bool { return o != want }) {
+				t.Errorf("demote from %v: %v, %v, want %v", from, out, err, want)
+			}
+		}
+		hold := k.up(names)
+		demote(tier.HBM, tier.ItemDeferred)
+		k.verify(hold, names)
+		if on(0) == 0 {
+			t.Error("a leased copy went")
+		}
+		hold.Release()
+		if ram, _ := k.Resident(paging.BlockID{Namespace: k.id, Name: names[0]}); on(0) != 0 || ram == 0 {
+			t.Errorf("after the lease: %#x on the device, %#x in RAM", on(0), ram)
+		}
+		demote(tier.HBM, tier.ItemAccepted)
+		k.up(names).Release()
+		demote(tier.RAM, tier.ItemAccepted)
+		if ram, _ := k.Resident(paging.BlockID{Namespace: k.id, Name: names[0]}); on(0) == 0 || ram != 0 {
+			t.Errorf("demoted from RAM: %#x on the device, %#x in RAM", on(0), ram)
+		}
+		demote(tier.HBM, tier.ItemAccepted)
+		if on(0) != 0 || k.usable(names) != 4 {
+			t.Errorf("%#x on the device, usable %d", on(0), k.usable(names))
+		}
+		if _, err := k.Demote(k.id, names, tier.NVMe); !errors.Is(err, paging.ErrInvalid) {
+			t.Errorf("demote from the disk: %v", err)
+		}
+	})
 }

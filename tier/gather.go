@@ -76,6 +76,9 @@ func (a *Attempt) gatherRows(rows []CommitRow, out []Outcome) {
 	}
 	for i, row := range g.rows {
 		if failed[row] {
+			if a.onDevice { // still set aside: the row can be committed again
+				continue
+			}
 			a.ungather(g.refs[i], a.partAt(rows[row].Row, g.at[i]))
 			continue
 		}
@@ -97,9 +100,11 @@ func (a *Attempt) gatherRow(g *gathering, i int, r CommitRow) {
 	at, col := row.at, 0
 	for s := a.parts; s != 0; s &= s - 1 {
 		if part := bits.TrailingZeros64(uint64(s)); row.parts.Has(part) {
-			ref, _, why := a.h.allocDevice(a.ns, part, row.id)
-			if why != NoReason {
-				ref = 0
+			var ref Ref
+			if a.onDevice {
+				ref = a.device[at]
+			} else if got, _, why := a.h.allocDevice(a.ns, part, row.id); why == NoReason {
+				ref = got
 			}
 			g.rows, g.at, g.refs = append(g.rows, i), append(g.at, at), append(g.refs, ref)
 			g.pages, g.from = append(g.pages, Page{Bytes: a.ns.bytes[part]}), append(g.from, r.Device[col])
@@ -108,6 +113,26 @@ func (a *Attempt) gatherRow(g *gathering, i int, r CommitRow) {
 		}
 		col++
 	}
+}
+
+// compareDevice is compareRow for a row that lies on the device: its pages come
+// down one at a time. What cannot be read counts as equal.
+func (a *Attempt) compareDevice(r CommitRow) Outcome {
+	row := &a.rows[r.Row]
+	at, col := row.at, 0
+	for s := a.parts; s != 0; s &= s - 1 {
+		if part := bits.TrailingZeros64(uint64(s)); row.parts.Has(part) {
+			pages, errs := []Page{{Bytes: a.ns.bytes[part]}}, make([]error, 1)
+			a.h.cfg.Device.Gather(pages, r.Device[col:col+1], []Ref{0}, [][]byte{make([]byte, a.ns.bytes[part])}, errs)
+			a.h.awaitSettled(errs[0])
+			if errs[0] == nil && pages[0].Sum != a.sums[at] {
+				return DuplicateDivergent
+			}
+			at++
+		}
+		col++
+	}
+	return Duplicate
 }
 
 // partAt is the part whose page lies at a place of refs.

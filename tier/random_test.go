@@ -365,7 +365,7 @@ func (w *world) retention() {
 			}
 		}
 	case 1:
-		out, err = w.Demote(w.id, names)
+		out, err = w.Demote(w.id, names, []tier.Kind{tier.RAM, tier.HBM}[w.rng.IntN(2)])
 	case 2:
 		out, err = w.Pin(w.id, names, time.Duration(w.rng.IntN(4))*time.Second)
 	case 3:

@@ -87,6 +87,7 @@ type ReserveRequest struct {
 	First     int                // position of Names[0] in its chain
 	Parts     paging.PartSet     // parts that the writer brings; 0: all of the layout
 	Want      paging.PartSet     // parts without which a block is incomplete and is dropped IncompleteAfter its first; 0: Parts
+	Device    bool               // sets room on the device aside too; Commit takes rows that lie there
 	MaxRows   int                // most rows to grant, the rest is StagingFull; 0: no bound
 	Deadline  time.Time          // when the attempt expires; not zero
 }

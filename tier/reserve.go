@@ -19,12 +19,14 @@ type Attempt struct {
 	parts    paging.PartSet
 	want     paging.PartSet
 	deadline time.Time
+	onDevice bool // slots are set aside on the device too
 
 	// Guarded by Hierarchy.mu.
 	rows    []attemptRow
 	refs    []Ref    // slots set aside, in the order of rows and parts
 	sums    []uint64 // what was committed to them
 	device  []Ref    // as refs: slots on the device of rows that come from there; nil: none did
+	short   bool     // the device had no room for a row
 	expired bool
 	ended   bool
 }
@@ -51,7 +53,8 @@ const (
 // Reserve sets RAM aside for blocks, so that Commit cannot fail for room, and
 // answers one Outcome per name. Blocks that are stored or being written are
 // passed over; the first one without room ends it. It waits for room at most
-// until ctx ends, and only where writing dirty blocks down can make some.
+// until ctx ends, and only where writing dirty blocks down can make some. Room on
+// the device, with Device, is not waited for.
 //
 // retryAfter is how long the blocks that are BeingWritten may take. The Attempt
 // is nil if nothing was granted. Errors: paging.ErrUnknownNamespace,
@@ -73,7 +76,7 @@ func (h *Hierarchy) Reserve(ctx context.Context, req ReserveRequest) (a *Attempt
 		}
 		for {
 			out[i] = a.reserveRow(i, &req.Names[i], now, &retryAfter)
-			if out[i] != WriteNoSpace && out[i] != WriteOverQuota || !h.awaitRoom(ctx, a.ns.tenant) {
+			if out[i] != WriteNoSpace && out[i] != WriteOverQuota || !a.awaitRoom(ctx) {
 				break
 			}
 		}
@@ -100,6 +103,9 @@ func (h *Hierarchy) newAttempt(req ReserveRequest, now time.Time) (*Attempt, err
 	if err != nil {
 		return nil, err
 	}
+	if req.Device && h.cfg.Device == nil {
+		return nil, fmt.Errorf("reserve on the device of a node that has none: %w", paging.ErrInvalid)
+	}
 	setDefault(&req.Parts, n.all)
 	setDefault(&req.Want, req.Parts)
 	if err := n.check(len(req.Names), req.First, req.Parts); err != nil {
@@ -113,7 +119,7 @@ func (h *Hierarchy) newAttempt(req ReserveRequest, now time.Time) (*Attempt, err
 	}
 	n.used = uint32(now.Unix())
 	return &Attempt{h: h, ns: n, first: req.First, parts: req.Parts, want: req.Want | req.Parts,
-		deadline: req.Deadline, rows: make([]attemptRow, len(req.Names))}, nil
+		deadline: req.Deadline, onDevice: req.Device, rows: make([]attemptRow, len(req.Names))}, nil
 }
 
 // refusal is why a row is not reserved whatever room there is, else otherwise.
@@ -173,19 +179,34 @@ func (a *Attempt) reserveRow(i int, name *paging.BlockName, now time.Time, retry
 		f.until = a.deadline
 	}
 	for s := parts; s != 0; s &= s - 1 {
-		ref, r := h.allocRAM(a.ns, bits.TrailingZeros64(uint64(s)), id, nil)
-		if r != NoReason {
+		if r := a.setAside(bits.TrailingZeros64(uint64(s)), id); r != NoReason {
 			a.free(row)
 			a.refs = a.refs[:row.at]
+			a.device = a.device[:min(row.at, len(a.device))]
 			*row = attemptRow{}
 			if r == OverQuota {
 				return WriteOverQuota
 			}
 			return WriteNoSpace
 		}
-		a.refs = append(a.refs, ref)
 	}
 	return Granted
+}
+
+// setAside allocates the slots of one page.
+func (a *Attempt) setAside(part int, id blockID) Reason {
+	ref, r := a.h.allocRAM(a.ns, part, id, nil)
+	if r != NoReason {
+		return r
+	}
+	a.refs = append(a.refs, ref)
+	if !a.onDevice {
+		return NoReason
+	}
+	ref, _, r = a.h.allocDevice(a.ns, part, id)
+	a.short = r != NoReason
+	a.device = append(a.device, ref)
+	return r
 }
 
 // free gives back what a row set aside. Requires Hierarchy.mu.
@@ -194,7 +215,13 @@ func (a *Attempt) free(row *attemptRow) {
 	b := h.mu.index.at(row.id)
 	refs := a.refs[row.at:]
 	for s := row.parts; s != 0 && len(refs) > 0; s &= s - 1 {
-		h.freeAside(a.ns, bits.TrailingZeros64(uint64(s)), refs[0])
+		part := bits.TrailingZeros64(uint64(s))
+		h.freeAside(a.ns, part, refs[0])
+		if a.onDevice {
+			at := len(a.refs) - len(refs)
+			a.ungather(a.device[at], part)
+			a.device[at] = 0
+		}
 		refs = refs[1:]
 	}
 	a.unreserve(row, b)
@@ -205,6 +232,16 @@ func (a *Attempt) unreserve(row *attemptRow, b *block) {
 	f := a.h.mu.inflight[row.id]
 	f.reserved &^= row.parts
 	a.h.endInflight(row.id, b, f)
+}
+
+// awaitRoom is whether to try again. It unlocks while it waits for RAM; the device
+// is not waited for.
+func (a *Attempt) awaitRoom(ctx context.Context) bool {
+	if a.short {
+		a.short = false
+		return a.h.expireAttempts(time.Now())
+	}
+	return a.h.awaitRoom(ctx, a.ns.tenant)
 }
 
 // awaitRoom unlocks until blocks became clean; false if none can, or ctx ended.

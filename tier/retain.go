@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/kvtier/kvtier/paging"
@@ -260,12 +261,18 @@ func (h *Hierarchy) endPin(id blockID, b *block) {
 	}
 }
 
-// Demote moves blocks out of RAM; they stay on disk. ItemDeferred: as soon as
-// the disk has them and no lease holds them. ItemRejected: there is no disk.
-// Errors as Lookup.
-func (h *Hierarchy) Demote(ns paging.NamespaceID, names []paging.BlockName) ([]ItemOutcome, error) {
+// Demote moves blocks out of a tier, HBM or RAM (also None); they stay in a lower
+// one. ItemDeferred: as soon as a lower one has them and no lease holds them.
+// ItemRejected: there is no lower tier, or it has no room. Errors as Lookup, and
+// paging.ErrInvalid for another tier.
+func (h *Hierarchy) Demote(ns paging.NamespaceID, names []paging.BlockName, from Kind) ([]ItemOutcome, error) {
+	if from != None && from != RAM && from != HBM {
+		return nil, fmt.Errorf("demote from tier %v: only HBM and RAM have one below that a block can be moved to: %w", from, paging.ErrInvalid)
+	}
 	return h.each(ns, names, func(_ *namespace, id blockID, b *block) ItemOutcome {
 		switch {
+		case from == HBM:
+			return h.demoteDevice(id, b)
 		case h.cfg.Durable == nil:
 			return ItemRejected
 		case b.ram == 0:

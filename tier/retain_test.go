@@ -133,7 +133,7 @@ func TestRetainOrdersEviction(t *testing.T) {
 		}
 		out, err = k.Retain(k.id, dear, tier.Retention{Priority: 101})
 		outcomes(t, out, err, tier.ItemClipped)
-		out, err = k.Demote(k.id, dear)
+		out, err = k.Demote(k.id, dear, tier.RAM)
 		outcomes(t, out, err, tier.ItemRejected) // no disk
 	})
 }
@@ -203,12 +203,12 @@ func TestHitAfterTTL(t *testing.T) {
 			k.put(other, 0, 0, plain)
 			k.put(hit, 0, 0, retained)
 			for _, names := range [][]paging.BlockName{hit, other} {
-				if _, err := k.Demote(k.id, names); err != nil {
+				if _, err := k.Demote(k.id, names, tier.RAM); err != nil {
 					t.Fatal(err)
 				}
 			}
 			late(k, hit)
-			if _, err := k.Demote(k.id, hit); err != nil { // its hits are told to the disk's policy
+			if _, err := k.Demote(k.id, hit, tier.RAM); err != nil { // its hits are told to the disk's policy
 				t.Fatal(err)
 			}
 			k.put(chain(3, 0, 25), 0, 0, plain)
@@ -230,7 +230,7 @@ func TestDemote(t *testing.T) {
 			names []paging.BlockName
 			want  tier.ItemOutcome
 		}{{clean, tier.ItemAccepted}, {dirty, tier.ItemDeferred}, {leased, tier.ItemDeferred}, {chain(4, 0, 1), tier.ItemMissing}} {
-			out, err := k.Demote(k.id, x.names)
+			out, err := k.Demote(k.id, x.names, tier.RAM)
 			outcomes(t, out, err, x.want)
 		}
 		synctest.Wait()

@@ -88,7 +88,7 @@ func (u *user) step() {
 		p.Next(ctx)
 		p.Cancel()
 	case 5:
-		if _, err := u.Demote(u.id, names); err != nil {
+		if _, err := u.Demote(u.id, names, tier.RAM); err != nil {
 			u.t.Error(err)
 		}
 	default:

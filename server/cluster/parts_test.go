@@ -77,7 +77,7 @@ func TestDamagedCopies(t *testing.T) {
 		inRAM, onDisk := chain(1, 0, 3), chain(2, 0, 3)
 		owner.put(w.id, inRAM, 0, onePart)
 		owner.put(w.id, onDisk, 0, onePart)
-		owner.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, onDisk); return err })
+		owner.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, onDisk, tier.RAM); return err })
 		w.settle()
 		hold, err := owner.h.Fetch(context.Background(), tier.FetchRequest{Namespace: w.id, Names: inRAM})
 		if err != nil {
@@ -113,7 +113,7 @@ func TestDamagedPartBesideOneThatIsElsewhere(t *testing.T) {
 		me := w.nodes[0]
 		names := chain(1, 0, 4)
 		me.put(w.tpID, names, 0, rank0)
-		me.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.tpID, names); return err })
+		me.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.tpID, names, tier.RAM); return err })
 		w.nodes[1].put(w.tpID, names, 0, rank0)
 		w.nodes[2].put(w.tpID, names, 0, rank1)
 		w.settle()
@@ -169,7 +169,7 @@ func TestDiskHangsUnderARemoteRead(t *testing.T) {
 		hung, fine := chain(1, 0, 6), chain(2, 0, 6)
 		for _, names := range [][]paging.BlockName{hung, fine} {
 			owner.put(w.id, names, 0, onePart)
-			owner.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, names); return err })
+			owner.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, names, tier.RAM); return err })
 		}
 		w.settle()
 		letGo := make(chan struct{})

@@ -103,7 +103,10 @@ func (m *machine) load(r *rand.Rand, stop <-chan struct{}) {
 			from := r.IntN(n)
 			m.put(ns, chain(c, from, n-from), from, parts)
 		case 3:
-			m.change(func(h *tier.Hierarchy) error { _, err := h.Demote(ns, chain(c, r.IntN(chainBlocks), 6)); return err })
+			m.change(func(h *tier.Hierarchy) error {
+				_, err := h.Demote(ns, chain(c, r.IntN(chainBlocks), 6), tier.RAM)
+				return err
+			})
 		case 4:
 			m.change(func(h *tier.Hierarchy) error { _, err := h.Drop(ns, chain(c, r.IntN(chainBlocks), 3)); return err })
 		case 5:

@@ -207,7 +207,7 @@ func TestRollingRestart(t *testing.T) {
 		kept := chain(500, 0, 60)
 		for i, m := range w.nodes {
 			m.put(w.id, kept[20*i:20*i+20], 20*i, onePart)
-			m.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, kept[20*i:20*i+20]); return err })
+			m.change(func(h *tier.Hierarchy) error { _, err := h.Demote(w.id, kept[20*i:20*i+20], tier.RAM); return err })
 			m.change(func(h *tier.Hierarchy) error { _, err := h.Pin(w.id, kept[20*i:20*i+20], time.Hour); return err })
 		}
 		w.settle()
