@@ -20,7 +20,7 @@ func reports() map[string]Report {
 		"simulate":   &SimulateReport{},
 		"replay":     &ReplayReport{Kills: 1, FlippedBits: 1, FirstErrors: []string{"x"}},
 		"demo":       &DemoReport{ReplayReport{FirstErrors: []string{"x"}}},
-		"demo-nodes": &ClusterReport{ReplayReport: ReplayReport{FirstErrors: []string{"x"}}, Outages: []Outage{{}}},
+		"demo-nodes": &ClusterReport{ReplayReport: ReplayReport{FirstErrors: []string{"x"}}, Outages: []Outage{{}}, Session: &SessionAct{}},
 		"local":      &LocalReport{RedisGet64US: &Quantiles{}, RedisDepth: 1},
 		"nvme":       &NVMeReport{},
 		"commit":     &CommitReport{},
@@ -30,6 +30,7 @@ func reports() map[string]Report {
 		"attention":  &AttentionReport{},
 		"device":     &DeviceReport{Copies: []DeviceCopies{{PageBytes: 4096}}},
 		"transfer":   &TransferReport{},
+		"migrate":    &MigrateReport{},
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/kvtier/kvtier/paging"
@@ -199,13 +200,16 @@ func (n *testNode) chooseLocked(ns paging.NamespaceID, layout *paging.Layout, pa
 	return resp, keys
 }
 
-func (n *testNode) Reserve(ctx context.Context, r *kvtierv1.ReserveRequest) (*kvtierv1.ReserveResponse, error) {
+func (n *testNode) Reserve(ctx context.Context, r *kvtierv1.ReserveRequest) (out *kvtierv1.ReserveResponse, err error) {
 	a, err := n.attachment(r.GetAttachment())
 	if err != nil {
 		return nil, err
 	}
-	if n.deaf.Load() { // the answer is ready, but will not arrive
-		defer func() { <-ctx.Done() }()
+	if n.deaf.Load() { // the answer is ready, but does not arrive, even if this side sees the deadline first
+		defer func() {
+			<-ctx.Done()
+			out, err = nil, status.FromContextError(ctx.Err()).Err()
+		}()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

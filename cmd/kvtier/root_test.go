@@ -60,7 +60,7 @@ func TestExitCodes(t *testing.T) {
 		{"bench replay --simulate --nodes 0", exitUsage, "--nodes"},
 		{"bench replay --simulate --route nearest", exitUsage, "want one of random"},
 		{"bench replay --simulate --policy lfru", exitUsage, "want one of"},
-		{"snapshot inspect ../../server/directory/testdata/v1/snapshot", exitOK, "draining"},
+		{"snapshot inspect ../../server/directory/testdata/v1/snapshot", exitOK, "left"},
 		{"snapshot inspect ../../server/directory/testdata/v1/snapshot -o json", exitOK, `"whole": true`},
 		{"bench remote --page-bytes 1", exitUsage, "--page-bytes"},
 		{"snapshot inspect /absent", exitUsage, "/absent"},
