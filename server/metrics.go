@@ -144,6 +144,15 @@ var values = []value{
 	{"claims_gaps_total", "Batches that were refused because others were missing.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Gaps) }},
 	{"claims_compares_total", "Comparisons of claims with the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.Compares) }},
 	{"claims_repaired_buckets_total", "Buckets of claims that differed from the inventory.", func(m *Metrics) float64 { return number(m.Cluster.Claims.RepairedBuckets) }},
+	{"sessions", "Sessions in the directory.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.Known) }},
+	{"sessions_owned", "Sessions that this node owns.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.Owned) }},
+	{"sessions_appends_total", "Appends to sessions of this node.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.Appends) }},
+	{"sessions_appended_blocks_total", "Blocks appended to them.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.AppendedBlocks) }},
+	{"sessions_takeovers_total", "Sessions taken over from nodes that were down.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.TakenOver) }},
+	{"sessions_lost_blocks_total", "Blocks whose names were lost when a session was taken over.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.LostBlocks) }},
+	{"sessions_moving", "Moves of sessions of this node that run or wait for their turn.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.Moving) }},
+	{"sessions_move_bytes_total", "Bytes of pages that moves of sessions of this node sent.", func(m *Metrics) float64 { return number(m.Cluster.Sessions.MovedBytes) }},
+	{"sessions_move_pause_seconds_total", "Time that appends were refused by moves that were done.", func(m *Metrics) float64 { return m.Cluster.Sessions.Paused.Seconds() }},
 	{"transport_received_pages_total", "Pages received and verified.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PagesReceived) }},
 	{"transport_received_bytes_total", "Bytes of pages received and verified.", func(m *Metrics) float64 { return number(m.Cluster.Pages.BytesReceived) }},
 	{"transport_corrupt_pages_total", "Copies that failed their checksum and were not used.", func(m *Metrics) float64 { return number(m.Cluster.Pages.PagesCorrupt) }},
@@ -197,6 +206,7 @@ var (
 	usageDesc         = prometheus.NewDesc("kvtier_tier_bytes", "Bytes of a tier: budget, held, used, page, in_flight, dead.", []string{"tier", "what"}, nil)
 	readyDesc         = prometheus.NewDesc("kvtier_tier_ready", "1 if the tier stores pages, 0 if it is bypassed or closed.", []string{"tier"}, nil)
 	tenantDesc        = prometheus.NewDesc("kvtier_tenant_bytes", "Slots that a tenant's pages take of a tier.", []string{"tenant", "tier"}, nil)
+	movesDesc         = prometheus.NewDesc("kvtier_sessions_moves_total", "Moves of sessions of this node that ended, by outcome.", []string{"outcome"}, nil)
 	portRefusedDesc   = prometheus.NewDesc("kvtier_peer_port_refused_total", "Connections of others that were refused, by reason.", []string{"reason"}, nil)
 	callsDesc         = prometheus.NewDesc("kvtier_rpc_call_seconds", "Time that calls took, by method.", []string{"method"}, nil)
 	errorsDesc        = prometheus.NewDesc("kvtier_rpc_errors_total", "Calls that failed, by method.", []string{"method"}, nil)
@@ -209,7 +219,7 @@ func (e *exporter) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	for _, d := range []*prometheus.Desc{
-		hitBlocksDesc, hitTokensDesc, evictedBlocksDesc, shortfallDesc, usageDesc, readyDesc, tenantDesc, portRefusedDesc, callsDesc, errorsDesc, infoDesc,
+		hitBlocksDesc, hitTokensDesc, evictedBlocksDesc, shortfallDesc, usageDesc, readyDesc, tenantDesc, movesDesc, portRefusedDesc, callsDesc, errorsDesc, infoDesc,
 	} {
 		ch <- d
 	}
@@ -248,6 +258,10 @@ func (e *exporter) Collect(ch chan<- prometheus.Metric) {
 	if m.Cluster.NodesSeen > 0 {
 		counter(hitBlocksDesc, h.RemoteHitBlocks, "remote")
 		counter(hitTokensDesc, h.RemoteHitTokens, "remote")
+		x := &m.Cluster.Sessions
+		counter(movesDesc, x.MovesDone, "done")
+		counter(movesDesc, x.MovesAborted, "aborted")
+		counter(movesDesc, x.MovesSuperseded, "superseded")
 		for reason, n := range m.Cluster.Port.Refused {
 			counter(portRefusedDesc, n, reason)
 		}

@@ -14,6 +14,7 @@ import (
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 	"github.com/kvtier/kvtier/server/directory"
 	"github.com/kvtier/kvtier/server/placement"
+	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/server/transport"
 )
 
@@ -182,6 +183,7 @@ type ClusterMetrics struct {
 	Claims          directory.ClaimerMetrics
 	Pages           transport.Metrics
 	Port            transport.MuxMetrics
+	Sessions        sessions.Metrics
 }
 
 func (n *node) clusterMetrics() (m ClusterMetrics) {
@@ -190,7 +192,7 @@ func (n *node) clusterMetrics() (m ClusterMetrics) {
 	}
 	m.Directory, m.Claims = n.cluster.Directory().Status(), n.cluster.Claims()
 	m.Pages, m.Port = n.cluster.Pages().Metrics(), n.cluster.Port().Metrics()
-	m.Unclaimed = n.cluster.Unclaimed()
+	m.Unclaimed, m.Sessions = n.cluster.Unclaimed(), n.sessions.Metrics()
 	m.Leads = m.Directory.HasLeader && m.Directory.Leader == placement.NodeID(n.identity.node)
 	n.cluster.Directory().Read(func(s *directory.State) { m.DirectoryClaims = s.Claims() })
 	for _, x := range n.cluster.Members().View().Nodes {

@@ -76,6 +76,12 @@ func TestSessionOfAnEngine(t *testing.T) {
 	if err != nil || !move.Moved() || plan == nil {
 		t.Fatalf("%+v, %v", move, err)
 	}
+	if m := first.Metrics().Cluster.Sessions; m.Known != 1 || m.Appends == 0 || m.AppendedBlocks != 200 || m.MovesDone != 1 || m.MovesAborted != 0 || m.Paused <= 0 {
+		t.Errorf("%+v", m)
+	}
+	eventually(t, "both replicas have it", func() bool {
+		return first.Metrics().Cluster.Sessions.Owned == 0 && second.Metrics().Cluster.Sessions.Owned == 1
+	})
 	write(t, engines["first"], ns, names[200:210])
 	taken := s.Append(200, names[200:210])
 	if taken != nil && !errors.Is(taken, paging.ErrMoved) {

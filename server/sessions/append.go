@@ -55,6 +55,8 @@ func (m *Manager) Append(ctx context.Context, r *kvtierv1.AppendSessionRequest) 
 		if err := m.settle(ctx, full, l); err != nil {
 			return nil, err
 		}
+		m.counts.appends.Add(1)
+		m.counts.appendedBlocks.Add(int64(len(fresh)))
 		m.retain(x, fresh)
 	}
 	end := l.chain.End()

@@ -66,6 +66,7 @@ type Manager struct {
 	tier    *tier.Hierarchy
 
 	moves   moves
+	counts  counts
 	touches chan struct{} // bounds touch
 
 	mu struct {

@@ -43,6 +43,7 @@ type moves struct {
 	ended   map[string]*kvtierv1.MoveProgress
 	order   []string                     // keys of ended, oldest first
 	speeds  map[placement.NodeID]float64 // bytes a second, by target, as measured last
+	endings endings
 }
 
 func (v *moves) init(most int, bytesPerSecond int64) {
@@ -99,6 +100,7 @@ func (v *moves) finish(x *move, p *kvtierv1.MoveProgress) {
 	if v.running[x.full] == x {
 		delete(v.running, x.full)
 	}
+	v.endings.count(p)
 	if _, again := v.ended[x.full]; !again {
 		v.order = append(v.order, x.full)
 	}

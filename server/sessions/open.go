@@ -215,6 +215,8 @@ func (m *Manager) takeOver(ctx context.Context, x *directory.Session, given []pa
 		return 0, err
 	}
 	lost = end.Blocks - uint64(len(found))
+	m.counts.takenOver.Add(1)
+	m.counts.lostBlocks.Add(int64(lost))
 	y := proto.CloneOf(x)
 	y.Owner, y.Epoch, y.Sequence, y.Moves, y.Chain = m.cfg.Self[:], epoch, 0, x.GetMoves()+1, chainOf(at)
 	y.State, y.Move, y.Target, y.Second = kvtierv1.SessionState_SESSION_STATE_ACTIVE, nil, nil, nil
