@@ -31,6 +31,7 @@
 // conversation as it commits them. Append never waits: what the node does not take at
 // present is kept and sent later. Session.Events tells when it is handed over, and who
 // owns it then; FetchRequest.Session names its blocks.
+// See docs/sessions.md.
 //
 // # When the node is not there
 //
