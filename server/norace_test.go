@@ -3,3 +3,5 @@
 package server_test
 
 const raceEnabled = false
+
+const slack = 2
