@@ -50,9 +50,10 @@ var importMap = map[string][]string{
 	"server/cluster/clustertest": {"server/placement", "server/transport"},
 	"server/migrate":             {"paging", "server/placement"},
 	"server/sessions":            {"server/cluster", "proto/kvtier/v1", "proto/kvstatus", "paging", "paging/check/sabotage", "tier", "server/placement", "server/directory", "server/migrate"},
+	"server/plans":               {"server/cluster", "proto/kvtier/v1", "paging", "paging/check/sabotage", "tier", "server/placement", "server/directory"},
 	"server/trust":               {"paging", "server/transport"},
 	"server/rpc":                 {"proto/kvtier/v1", "proto/kvstatus", "paging", "paging/shm"},
-	"server":                     {"server/cluster", "server/sessions", "server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
+	"server":                     {"server/cluster", "server/sessions", "server/plans", "server/rpc", "server/placement", "server/member", "server/directory", "server/transport", "server/trust", "server/migrate", "tier", "client", "paging", "paging/check", "paging/shm", "proto/kvtier/v1", "proto/kvstatus"},
 	"server/servertest":          {"server", "tier", "tier/ram", "tier/hbm", "tier/nvme", "gpu", "gpu/host", "paging"},
 	"bench":                      nil, // the client, paging and the package being measured
 	"cmd/kvtier":                 nil, // picks drivers and devices: anything
@@ -79,7 +80,7 @@ var doors = map[string][]string{
 	"github.com/zeebo/blake3":                 {"paging"},
 	"github.com/zeebo/xxh3":                   {"paging", "gpu/cuda", "bench"},
 	"google.golang.org/grpc":                  {"proto/kvtier/v1", "proto/kvstatus", "client", "server", "server/rpc"},
-	"google.golang.org/protobuf":              {"proto/kvtier/v1", "proto/kvstatus", "client", "server", "server/rpc", "server/directory", "server/cluster", "server/sessions", "cmd/kvtier", "bench"},
+	"google.golang.org/protobuf":              {"proto/kvtier/v1", "proto/kvstatus", "client", "server", "server/rpc", "server/directory", "server/cluster", "server/sessions", "server/plans", "cmd/kvtier", "bench"},
 	"golang.org/x/sys/unix":                   {"paging/shm", "tier/nvme", "bench", "cmd/kvtier", "server/transport", "gpu/host"},
 	"golang.org/x/sys/cpu":                    {"gpu/host/attn"},
 	"github.com/HdrHistogram/hdrhistogram-go": {"bench"},

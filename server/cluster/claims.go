@@ -104,7 +104,7 @@ func (n *Node) claimShare() int64 {
 }
 
 func (n *Node) worthClaiming(b *tier.HeldBlock) bool {
-	return b.Parts == 0 || warmth(b) >= n.coldest.Load()
+	return b.Parts == 0 || !n.drained.Load() && warmth(b) >= n.coldest.Load()
 }
 
 // Unclaimed is how many blocks of this node the others do not know of, because the

@@ -107,6 +107,7 @@ type Node struct {
 
 	coldest   atomic.Uint64 // warmth below which blocks are not claimed
 	unclaimed atomic.Int64
+	drained   atomic.Bool // this node was emptied and has left: nothing is claimed
 	shared    time.Time // when shareClaims acted last; owned by tend
 }
 
@@ -276,9 +277,10 @@ const (
 	methodLacks   uint8 = 2
 	methodPull    uint8 = 3
 	// MethodFree is the first that Config.Answers may name, MethodSessions the first of
-	// those about sessions.
+	// those about sessions, MethodPlans of those about plans.
 	MethodFree     uint8 = 16
 	MethodSessions uint8 = 32
+	MethodPlans    uint8 = 48
 )
 
 func (n *Node) answer(ctx context.Context, from placement.NodeID, method uint8, argument []byte) ([]byte, error) {

@@ -70,6 +70,7 @@ func (n *Node) tend() {
 				}
 			}
 			n.shareClaims(now)
+			n.release()
 			if leader, ok := n.replica().Leader(); ok && leader == n.cfg.ID {
 				n.lead(now)
 			}
@@ -85,6 +86,16 @@ func (n *Node) shareClaims(now time.Time) {
 	n.replica().Read(func(s *directory.State) { claims, budget = s.Claims(), s.MaxClaims() })
 	if claims*20 >= budget*19 && now.Sub(n.shared) >= shareEvery {
 		n.shared = now
+		n.claimer.Load().Suspect()
+	}
+}
+
+// release has the claims of this node go when it was emptied and has left, and come
+// back when it takes part again.
+func (n *Node) release() {
+	var drained bool
+	n.replica().Read(func(s *directory.State) { _, drained = s.NodeWithdrawn(n.cfg.ID) })
+	if n.drained.Swap(drained) != drained {
 		n.claimer.Load().Suspect()
 	}
 }

@@ -16,6 +16,7 @@
 //   - skip-target-check: a session moves without its target being asked what it lacks
 //   - lose-segment: names of a full segment of a session are not kept
 //   - read-cut-off: a leader answers reads that no quorum confirms
+//   - drain-copies-nothing: a drain says that nothing was left to copy
 //
 // Safe for concurrent use.
 package sabotage

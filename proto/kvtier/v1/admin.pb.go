@@ -2260,11 +2260,1169 @@ func (x *RestoreSnapshotResponse) GetClaims() uint64 {
 	return 0
 }
 
+// PlannedStep is a step of a plan.
+type PlannedStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The step.
+	Step *PlanStep `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	// Bytes that go to HBM of the target.
+	HbmBytes uint64 `protobuf:"varint,2,opt,name=hbm_bytes,json=hbmBytes,proto3" json:"hbm_bytes,omitempty"`
+	// Bytes that go to its RAM.
+	RamBytes uint64 `protobuf:"varint,3,opt,name=ram_bytes,json=ramBytes,proto3" json:"ram_bytes,omitempty"`
+	// Bytes that go to its disk.
+	NvmeBytes     uint64 `protobuf:"varint,4,opt,name=nvme_bytes,json=nvmeBytes,proto3" json:"nvme_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedStep) Reset() {
+	*x = PlannedStep{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedStep) ProtoMessage() {}
+
+func (x *PlannedStep) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedStep.ProtoReflect.Descriptor instead.
+func (*PlannedStep) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PlannedStep) GetStep() *PlanStep {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *PlannedStep) GetHbmBytes() uint64 {
+	if x != nil {
+		return x.HbmBytes
+	}
+	return 0
+}
+
+func (x *PlannedStep) GetRamBytes() uint64 {
+	if x != nil {
+		return x.RamBytes
+	}
+	return 0
+}
+
+func (x *PlannedStep) GetNvmeBytes() uint64 {
+	if x != nil {
+		return x.NvmeBytes
+	}
+	return 0
+}
+
+// PlanUnplaced is what a plan cannot move.
+type PlanUnplaced struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Session, "tenant/name". Empty: blocks of no session.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// Node that has it, 16 bytes.
+	Node []byte `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Bytes.
+	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Why, in one line.
+	Why           string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanUnplaced) Reset() {
+	*x = PlanUnplaced{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanUnplaced) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanUnplaced) ProtoMessage() {}
+
+func (x *PlanUnplaced) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanUnplaced.ProtoReflect.Descriptor instead.
+func (*PlanUnplaced) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *PlanUnplaced) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *PlanUnplaced) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *PlanUnplaced) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlanUnplaced) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// PlanProposal is a plan that nobody carries out yet.
+type PlanProposal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its steps, in order.
+	Steps []*PlannedStep `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	// What it cannot move.
+	Unplaced []*PlanUnplaced `protobuf:"bytes,2,rep,name=unplaced,proto3" json:"unplaced,omitempty"`
+	// A bound ended it: another plan goes on after it.
+	More bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	// Bytes that are copied.
+	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Time that it is expected to take. 0: not known.
+	Expected      *durationpb.Duration `protobuf:"bytes,5,opt,name=expected,proto3" json:"expected,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanProposal) Reset() {
+	*x = PlanProposal{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanProposal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanProposal) ProtoMessage() {}
+
+func (x *PlanProposal) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanProposal.ProtoReflect.Descriptor instead.
+func (*PlanProposal) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *PlanProposal) GetSteps() []*PlannedStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *PlanProposal) GetUnplaced() []*PlanUnplaced {
+	if x != nil {
+		return x.Unplaced
+	}
+	return nil
+}
+
+func (x *PlanProposal) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *PlanProposal) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlanProposal) GetExpected() *durationpb.Duration {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
+// PlanLive is how far a plan is at this moment.
+type PlanLive struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes to be copied in this round, as far as is known.
+	Bytes uint64 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Bytes copied, in all rounds.
+	DoneBytes uint64 `protobuf:"varint,2,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	// Bytes a second of late. 0: not known.
+	BytesPerSecond uint64 `protobuf:"varint,3,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// Time that is left by that. 0: not known.
+	Left *durationpb.Duration `protobuf:"bytes,4,opt,name=left,proto3" json:"left,omitempty"`
+	// What it does now, in one line.
+	Doing         string `protobuf:"bytes,5,opt,name=doing,proto3" json:"doing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanLive) Reset() {
+	*x = PlanLive{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanLive) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanLive) ProtoMessage() {}
+
+func (x *PlanLive) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanLive.ProtoReflect.Descriptor instead.
+func (*PlanLive) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *PlanLive) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *PlanLive) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *PlanLive) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *PlanLive) GetLeft() *durationpb.Duration {
+	if x != nil {
+		return x.Left
+	}
+	return nil
+}
+
+func (x *PlanLive) GetDoing() string {
+	if x != nil {
+		return x.Doing
+	}
+	return ""
+}
+
+// PlanStatus is a plan, and how far it is.
+type PlanStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan as the directory has it.
+	Record *PlanRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	// Of one that runs, as its leader tells. Absent: it did not answer.
+	Live *PlanLive `protobuf:"bytes,2,opt,name=live,proto3" json:"live,omitempty"`
+	// Of a drain: name of the node.
+	NodeName      string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanStatus) Reset() {
+	*x = PlanStatus{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanStatus) ProtoMessage() {}
+
+func (x *PlanStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanStatus.ProtoReflect.Descriptor instead.
+func (*PlanStatus) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PlanStatus) GetRecord() *PlanRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *PlanStatus) GetLive() *PlanLive {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
+func (x *PlanStatus) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+// DrainNodeRequest names a node to empty.
+type DrainNodeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, or hex of at least 4 digits of its id.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Tell what would be done, and change nothing.
+	DryRun bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Bounds.
+	Options       *PlanOptions `protobuf:"bytes,3,opt,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DrainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DrainNodeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *DrainNodeRequest) GetOptions() *PlanOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// DrainNodeResponse tells of the drain.
+type DrainNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is said.
+	//
+	// Types that are valid to be assigned to Message:
+	//
+	//	*DrainNodeResponse_Proposal
+	//	*DrainNodeResponse_Status
+	Message       isDrainNodeResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeResponse) Reset() {
+	*x = DrainNodeResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeResponse) ProtoMessage() {}
+
+func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DrainNodeResponse) GetMessage() isDrainNodeResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *DrainNodeResponse) GetProposal() *PlanProposal {
+	if x != nil {
+		if x, ok := x.Message.(*DrainNodeResponse_Proposal); ok {
+			return x.Proposal
+		}
+	}
+	return nil
+}
+
+func (x *DrainNodeResponse) GetStatus() *PlanStatus {
+	if x != nil {
+		if x, ok := x.Message.(*DrainNodeResponse_Status); ok {
+			return x.Status
+		}
+	}
+	return nil
+}
+
+type isDrainNodeResponse_Message interface {
+	isDrainNodeResponse_Message()
+}
+
+type DrainNodeResponse_Proposal struct {
+	// First message, and the only one of a dry run.
+	Proposal *PlanProposal `protobuf:"bytes,1,opt,name=proposal,proto3,oneof"`
+}
+
+type DrainNodeResponse_Status struct {
+	// How far it is; the last one has a state that is an end.
+	Status *PlanStatus `protobuf:"bytes,2,opt,name=status,proto3,oneof"`
+}
+
+func (*DrainNodeResponse_Proposal) isDrainNodeResponse_Message() {}
+
+func (*DrainNodeResponse_Status) isDrainNodeResponse_Message() {}
+
+// UndrainNodeRequest names a node that is to take part again.
+type UndrainNodeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, or hex of at least 4 digits of its id.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainNodeRequest) Reset() {
+	*x = UndrainNodeRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainNodeRequest) ProtoMessage() {}
+
+func (x *UndrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*UndrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *UndrainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+// UndrainNodeResponse answers undrain.
+type UndrainNodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node id, 16 bytes.
+	Node []byte `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Its name.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainNodeResponse) Reset() {
+	*x = UndrainNodeResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainNodeResponse) ProtoMessage() {}
+
+func (x *UndrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*UndrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *UndrainNodeResponse) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *UndrainNodeResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// PlanRebalanceRequest says what a balance is about. Weights of 0 for all: bytes alone.
+type PlanRebalanceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Weight of bytes that are held and do not give way.
+	WeightBytes float64 `protobuf:"fixed64,1,opt,name=weight_bytes,json=weightBytes,proto3" json:"weight_bytes,omitempty"`
+	// Weight of sessions that were used lately.
+	WeightHotSessions float64 `protobuf:"fixed64,2,opt,name=weight_hot_sessions,json=weightHotSessions,proto3" json:"weight_hot_sessions,omitempty"`
+	// Weight of the traffic of hits.
+	WeightHitTraffic float64 `protobuf:"fixed64,3,opt,name=weight_hit_traffic,json=weightHitTraffic,proto3" json:"weight_hit_traffic,omitempty"`
+	// How far a node may be above its share before anything moves. 0: 0.1.
+	Slack float64 `protobuf:"fixed64,4,opt,name=slack,proto3" json:"slack,omitempty"`
+	// Most sessions that move. 0: 2,048, the most.
+	MaxMoves uint32 `protobuf:"varint,5,opt,name=max_moves,json=maxMoves,proto3" json:"max_moves,omitempty"`
+	// Most bytes that are copied. 0: no limit.
+	MaxBytes uint64 `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// Bounds of carrying it out, for the time that it is expected to take.
+	Options       *PlanOptions `protobuf:"bytes,7,opt,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRebalanceRequest) Reset() {
+	*x = PlanRebalanceRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRebalanceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRebalanceRequest) ProtoMessage() {}
+
+func (x *PlanRebalanceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRebalanceRequest.ProtoReflect.Descriptor instead.
+func (*PlanRebalanceRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PlanRebalanceRequest) GetWeightBytes() float64 {
+	if x != nil {
+		return x.WeightBytes
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetWeightHotSessions() float64 {
+	if x != nil {
+		return x.WeightHotSessions
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetWeightHitTraffic() float64 {
+	if x != nil {
+		return x.WeightHitTraffic
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetSlack() float64 {
+	if x != nil {
+		return x.Slack
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetMaxMoves() uint32 {
+	if x != nil {
+		return x.MaxMoves
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetMaxBytes() uint64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *PlanRebalanceRequest) GetOptions() *PlanOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// PlanRebalanceResponse is the plan.
+type PlanRebalanceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Proposal      *PlanProposal `protobuf:"bytes,1,opt,name=proposal,proto3" json:"proposal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRebalanceResponse) Reset() {
+	*x = PlanRebalanceResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRebalanceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRebalanceResponse) ProtoMessage() {}
+
+func (x *PlanRebalanceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRebalanceResponse.ProtoReflect.Descriptor instead.
+func (*PlanRebalanceResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *PlanRebalanceResponse) GetProposal() *PlanProposal {
+	if x != nil {
+		return x.Proposal
+	}
+	return nil
+}
+
+// ApplyPlanRequest is a plan to carry out.
+type ApplyPlanRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its steps, moves only, at most 2,048.
+	Steps []*PlanStep `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Bounds.
+	Options       *PlanOptions `protobuf:"bytes,2,opt,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPlanRequest) Reset() {
+	*x = ApplyPlanRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPlanRequest) ProtoMessage() {}
+
+func (x *ApplyPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPlanRequest.ProtoReflect.Descriptor instead.
+func (*ApplyPlanRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ApplyPlanRequest) GetSteps() []*PlanStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *ApplyPlanRequest) GetOptions() *PlanOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+// ApplyPlanResponse answers apply.
+type ApplyPlanResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the plan, 16 bytes.
+	Plan          []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPlanResponse) Reset() {
+	*x = ApplyPlanResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPlanResponse) ProtoMessage() {}
+
+func (x *ApplyPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPlanResponse.ProtoReflect.Descriptor instead.
+func (*ApplyPlanResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ApplyPlanResponse) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// GetPlanRequest asks for a plan.
+type GetPlanRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id, 16 bytes. Empty: the rebalance that runs, or the last one.
+	Plan          []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPlanRequest) Reset() {
+	*x = GetPlanRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPlanRequest) ProtoMessage() {}
+
+func (x *GetPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPlanRequest.ProtoReflect.Descriptor instead.
+func (*GetPlanRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GetPlanRequest) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// GetPlanResponse is the plan.
+type GetPlanResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Status        *PlanStatus `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPlanResponse) Reset() {
+	*x = GetPlanResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPlanResponse) ProtoMessage() {}
+
+func (x *GetPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPlanResponse.ProtoReflect.Descriptor instead.
+func (*GetPlanResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *GetPlanResponse) GetStatus() *PlanStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// CancelPlanRequest names a plan to end.
+type CancelPlanRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id, 16 bytes. Empty: the rebalance that runs.
+	Plan          []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelPlanRequest) Reset() {
+	*x = CancelPlanRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelPlanRequest) ProtoMessage() {}
+
+func (x *CancelPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelPlanRequest.ProtoReflect.Descriptor instead.
+func (*CancelPlanRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *CancelPlanRequest) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// CancelPlanResponse answers cancel.
+type CancelPlanResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Status        *PlanStatus `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelPlanResponse) Reset() {
+	*x = CancelPlanResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelPlanResponse) ProtoMessage() {}
+
+func (x *CancelPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelPlanResponse.ProtoReflect.Descriptor instead.
+func (*CancelPlanResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *CancelPlanResponse) GetStatus() *PlanStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// ListAuditRequest asks for records of the audit trail.
+type ListAuditRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those since then. Absent: all.
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	// Most records, the latest of them. 0: 100. At most 10,000.
+	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditRequest) Reset() {
+	*x = ListAuditRequest{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditRequest) ProtoMessage() {}
+
+func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
+func (*ListAuditRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListAuditRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ListAuditRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ListAuditResponse is the audit trail.
+type ListAuditResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records, oldest first.
+	Records       []*AuditRecord `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuditResponse) Reset() {
+	*x = ListAuditResponse{}
+	mi := &file_kvtier_v1_admin_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuditResponse) ProtoMessage() {}
+
+func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_admin_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
+func (*ListAuditResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_admin_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ListAuditResponse) GetRecords() []*AuditRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
 var File_kvtier_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvtier/v1/admin.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15kvtier/v1/types.proto\"\x12\n" +
+	"\x15kvtier/v1/admin.proto\x12\tkvtier.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvtier/v1/directory.proto\x1a\x15kvtier/v1/types.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\x85\x05\n" +
 	"\x11GetStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\fR\x04node\x12 \n" +
@@ -2440,7 +3598,77 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"G\n" +
 	"\x17RestoreSnapshotResponse\x12\x14\n" +
 	"\x05nodes\x18\x01 \x01(\rR\x05nodes\x12\x16\n" +
-	"\x06claims\x18\x02 \x01(\x04R\x06claims*\xe1\x02\n" +
+	"\x06claims\x18\x02 \x01(\x04R\x06claims\"\x8f\x01\n" +
+	"\vPlannedStep\x12'\n" +
+	"\x04step\x18\x01 \x01(\v2\x13.kvtier.v1.PlanStepR\x04step\x12\x1b\n" +
+	"\thbm_bytes\x18\x02 \x01(\x04R\bhbmBytes\x12\x1b\n" +
+	"\tram_bytes\x18\x03 \x01(\x04R\bramBytes\x12\x1d\n" +
+	"\n" +
+	"nvme_bytes\x18\x04 \x01(\x04R\tnvmeBytes\"d\n" +
+	"\fPlanUnplaced\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\fR\x04node\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\"\xd2\x01\n" +
+	"\fPlanProposal\x12,\n" +
+	"\x05steps\x18\x01 \x03(\v2\x16.kvtier.v1.PlannedStepR\x05steps\x123\n" +
+	"\bunplaced\x18\x02 \x03(\v2\x17.kvtier.v1.PlanUnplacedR\bunplaced\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x125\n" +
+	"\bexpected\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bexpected\"\xae\x01\n" +
+	"\bPlanLive\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x02 \x01(\x04R\tdoneBytes\x12(\n" +
+	"\x10bytes_per_second\x18\x03 \x01(\x04R\x0ebytesPerSecond\x12-\n" +
+	"\x04left\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04left\x12\x14\n" +
+	"\x05doing\x18\x05 \x01(\tR\x05doing\"\x81\x01\n" +
+	"\n" +
+	"PlanStatus\x12-\n" +
+	"\x06record\x18\x01 \x01(\v2\x15.kvtier.v1.PlanRecordR\x06record\x12'\n" +
+	"\x04live\x18\x02 \x01(\v2\x13.kvtier.v1.PlanLiveR\x04live\x12\x1b\n" +
+	"\tnode_name\x18\x03 \x01(\tR\bnodeName\"q\n" +
+	"\x10DrainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x120\n" +
+	"\aoptions\x18\x03 \x01(\v2\x16.kvtier.v1.PlanOptionsR\aoptions\"\x86\x01\n" +
+	"\x11DrainNodeResponse\x125\n" +
+	"\bproposal\x18\x01 \x01(\v2\x17.kvtier.v1.PlanProposalH\x00R\bproposal\x12/\n" +
+	"\x06status\x18\x02 \x01(\v2\x15.kvtier.v1.PlanStatusH\x00R\x06statusB\t\n" +
+	"\amessage\"(\n" +
+	"\x12UndrainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"=\n" +
+	"\x13UndrainNodeResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\fR\x04node\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x99\x02\n" +
+	"\x14PlanRebalanceRequest\x12!\n" +
+	"\fweight_bytes\x18\x01 \x01(\x01R\vweightBytes\x12.\n" +
+	"\x13weight_hot_sessions\x18\x02 \x01(\x01R\x11weightHotSessions\x12,\n" +
+	"\x12weight_hit_traffic\x18\x03 \x01(\x01R\x10weightHitTraffic\x12\x14\n" +
+	"\x05slack\x18\x04 \x01(\x01R\x05slack\x12\x1b\n" +
+	"\tmax_moves\x18\x05 \x01(\rR\bmaxMoves\x12\x1b\n" +
+	"\tmax_bytes\x18\x06 \x01(\x04R\bmaxBytes\x120\n" +
+	"\aoptions\x18\a \x01(\v2\x16.kvtier.v1.PlanOptionsR\aoptions\"L\n" +
+	"\x15PlanRebalanceResponse\x123\n" +
+	"\bproposal\x18\x01 \x01(\v2\x17.kvtier.v1.PlanProposalR\bproposal\"o\n" +
+	"\x10ApplyPlanRequest\x12)\n" +
+	"\x05steps\x18\x01 \x03(\v2\x13.kvtier.v1.PlanStepR\x05steps\x120\n" +
+	"\aoptions\x18\x02 \x01(\v2\x16.kvtier.v1.PlanOptionsR\aoptions\"'\n" +
+	"\x11ApplyPlanResponse\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\"$\n" +
+	"\x0eGetPlanRequest\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\"@\n" +
+	"\x0fGetPlanResponse\x12-\n" +
+	"\x06status\x18\x01 \x01(\v2\x15.kvtier.v1.PlanStatusR\x06status\"'\n" +
+	"\x11CancelPlanRequest\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\"C\n" +
+	"\x12CancelPlanResponse\x12-\n" +
+	"\x06status\x18\x01 \x01(\v2\x15.kvtier.v1.PlanStatusR\x06status\"Z\n" +
+	"\x10ListAuditRequest\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"E\n" +
+	"\x11ListAuditResponse\x120\n" +
+	"\arecords\x18\x01 \x03(\v2\x16.kvtier.v1.AuditRecordR\arecords*\xe1\x02\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10VERDICT_HIT_HERE\x10\x01\x12\x14\n" +
@@ -2456,7 +3684,7 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\x12\x1a\n" +
 	"\x16VERDICT_CLAIM_OUTDATED\x10\v\x12\x15\n" +
 	"\x11VERDICT_IN_FLIGHT\x10\f\x12\x13\n" +
-	"\x0fVERDICT_UNKNOWN\x10\r2\xc1\x05\n" +
+	"\x0fVERDICT_UNKNOWN\x10\r2\xca\t\n" +
 	"\fAdminService\x12F\n" +
 	"\tGetStatus\x12\x1b.kvtier.v1.GetStatusRequest\x1a\x1c.kvtier.v1.GetStatusResponse\x12F\n" +
 	"\tListTiers\x12\x1b.kvtier.v1.ListTiersRequest\x1a\x1c.kvtier.v1.ListTiersResponse\x12I\n" +
@@ -2467,7 +3695,15 @@ const file_kvtier_v1_admin_proto_rawDesc = "" +
 	"\tListNodes\x12\x1b.kvtier.v1.ListNodesRequest\x1a\x1c.kvtier.v1.ListNodesResponse\x12@\n" +
 	"\aExplain\x12\x19.kvtier.v1.ExplainRequest\x1a\x1a.kvtier.v1.ExplainResponse\x12Q\n" +
 	"\fSaveSnapshot\x12\x1e.kvtier.v1.SaveSnapshotRequest\x1a\x1f.kvtier.v1.SaveSnapshotResponse0\x01\x12Z\n" +
-	"\x0fRestoreSnapshot\x12!.kvtier.v1.RestoreSnapshotRequest\x1a\".kvtier.v1.RestoreSnapshotResponse(\x01B3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\x0fRestoreSnapshot\x12!.kvtier.v1.RestoreSnapshotRequest\x1a\".kvtier.v1.RestoreSnapshotResponse(\x01\x12H\n" +
+	"\tDrainNode\x12\x1b.kvtier.v1.DrainNodeRequest\x1a\x1c.kvtier.v1.DrainNodeResponse0\x01\x12L\n" +
+	"\vUndrainNode\x12\x1d.kvtier.v1.UndrainNodeRequest\x1a\x1e.kvtier.v1.UndrainNodeResponse\x12R\n" +
+	"\rPlanRebalance\x12\x1f.kvtier.v1.PlanRebalanceRequest\x1a .kvtier.v1.PlanRebalanceResponse\x12F\n" +
+	"\tApplyPlan\x12\x1b.kvtier.v1.ApplyPlanRequest\x1a\x1c.kvtier.v1.ApplyPlanResponse\x12@\n" +
+	"\aGetPlan\x12\x19.kvtier.v1.GetPlanRequest\x1a\x1a.kvtier.v1.GetPlanResponse\x12I\n" +
+	"\n" +
+	"CancelPlan\x12\x1c.kvtier.v1.CancelPlanRequest\x1a\x1d.kvtier.v1.CancelPlanResponse\x12F\n" +
+	"\tListAudit\x12\x1b.kvtier.v1.ListAuditRequest\x1a\x1c.kvtier.v1.ListAuditResponseB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_admin_proto_rawDescOnce sync.Once
@@ -2482,7 +3718,7 @@ func file_kvtier_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvtier_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvtier_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_kvtier_v1_admin_proto_goTypes = []any{
 	(Verdict)(0),                    // 0: kvtier.v1.Verdict
 	(*GetStatusRequest)(nil),        // 1: kvtier.v1.GetStatusRequest
@@ -2511,59 +3747,114 @@ var file_kvtier_v1_admin_proto_goTypes = []any{
 	(*SaveSnapshotResponse)(nil),    // 24: kvtier.v1.SaveSnapshotResponse
 	(*RestoreSnapshotRequest)(nil),  // 25: kvtier.v1.RestoreSnapshotRequest
 	(*RestoreSnapshotResponse)(nil), // 26: kvtier.v1.RestoreSnapshotResponse
-	nil,                             // 27: kvtier.v1.GetStatusResponse.CountersEntry
-	(*timestamppb.Timestamp)(nil),   // 28: google.protobuf.Timestamp
-	(Tier)(0),                       // 29: kvtier.v1.Tier
-	(*durationpb.Duration)(nil),     // 30: google.protobuf.Duration
+	(*PlannedStep)(nil),             // 27: kvtier.v1.PlannedStep
+	(*PlanUnplaced)(nil),            // 28: kvtier.v1.PlanUnplaced
+	(*PlanProposal)(nil),            // 29: kvtier.v1.PlanProposal
+	(*PlanLive)(nil),                // 30: kvtier.v1.PlanLive
+	(*PlanStatus)(nil),              // 31: kvtier.v1.PlanStatus
+	(*DrainNodeRequest)(nil),        // 32: kvtier.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),       // 33: kvtier.v1.DrainNodeResponse
+	(*UndrainNodeRequest)(nil),      // 34: kvtier.v1.UndrainNodeRequest
+	(*UndrainNodeResponse)(nil),     // 35: kvtier.v1.UndrainNodeResponse
+	(*PlanRebalanceRequest)(nil),    // 36: kvtier.v1.PlanRebalanceRequest
+	(*PlanRebalanceResponse)(nil),   // 37: kvtier.v1.PlanRebalanceResponse
+	(*ApplyPlanRequest)(nil),        // 38: kvtier.v1.ApplyPlanRequest
+	(*ApplyPlanResponse)(nil),       // 39: kvtier.v1.ApplyPlanResponse
+	(*GetPlanRequest)(nil),          // 40: kvtier.v1.GetPlanRequest
+	(*GetPlanResponse)(nil),         // 41: kvtier.v1.GetPlanResponse
+	(*CancelPlanRequest)(nil),       // 42: kvtier.v1.CancelPlanRequest
+	(*CancelPlanResponse)(nil),      // 43: kvtier.v1.CancelPlanResponse
+	(*ListAuditRequest)(nil),        // 44: kvtier.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 45: kvtier.v1.ListAuditResponse
+	nil,                             // 46: kvtier.v1.GetStatusResponse.CountersEntry
+	(*timestamppb.Timestamp)(nil),   // 47: google.protobuf.Timestamp
+	(Tier)(0),                       // 48: kvtier.v1.Tier
+	(*durationpb.Duration)(nil),     // 49: google.protobuf.Duration
+	(*PlanStep)(nil),                // 50: kvtier.v1.PlanStep
+	(*PlanRecord)(nil),              // 51: kvtier.v1.PlanRecord
+	(*PlanOptions)(nil),             // 52: kvtier.v1.PlanOptions
+	(*AuditRecord)(nil),             // 53: kvtier.v1.AuditRecord
 }
 var file_kvtier_v1_admin_proto_depIdxs = []int32{
-	28, // 0: kvtier.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	27, // 1: kvtier.v1.GetStatusResponse.counters:type_name -> kvtier.v1.GetStatusResponse.CountersEntry
+	47, // 0: kvtier.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	46, // 1: kvtier.v1.GetStatusResponse.counters:type_name -> kvtier.v1.GetStatusResponse.CountersEntry
 	4,  // 2: kvtier.v1.GetStatusResponse.config:type_name -> kvtier.v1.ConfigValue
 	7,  // 3: kvtier.v1.GetStatusResponse.tiers:type_name -> kvtier.v1.TierStatus
 	3,  // 4: kvtier.v1.GetStatusResponse.cluster:type_name -> kvtier.v1.ClusterStatus
 	7,  // 5: kvtier.v1.ListTiersResponse.tiers:type_name -> kvtier.v1.TierStatus
-	29, // 6: kvtier.v1.TierStatus.tier:type_name -> kvtier.v1.Tier
-	29, // 7: kvtier.v1.ListBlocksRequest.tier:type_name -> kvtier.v1.Tier
+	48, // 6: kvtier.v1.TierStatus.tier:type_name -> kvtier.v1.Tier
+	48, // 7: kvtier.v1.ListBlocksRequest.tier:type_name -> kvtier.v1.Tier
 	12, // 8: kvtier.v1.ListBlocksResponse.blocks:type_name -> kvtier.v1.BlockInfo
 	12, // 9: kvtier.v1.GetBlockResponse.block:type_name -> kvtier.v1.BlockInfo
 	13, // 10: kvtier.v1.GetBlockResponse.pages:type_name -> kvtier.v1.PageInfo
-	29, // 11: kvtier.v1.BlockInfo.tiers:type_name -> kvtier.v1.Tier
-	30, // 12: kvtier.v1.BlockInfo.idle:type_name -> google.protobuf.Duration
-	30, // 13: kvtier.v1.BlockInfo.retention_left:type_name -> google.protobuf.Duration
-	29, // 14: kvtier.v1.PageInfo.tier:type_name -> kvtier.v1.Tier
+	48, // 11: kvtier.v1.BlockInfo.tiers:type_name -> kvtier.v1.Tier
+	49, // 12: kvtier.v1.BlockInfo.idle:type_name -> google.protobuf.Duration
+	49, // 13: kvtier.v1.BlockInfo.retention_left:type_name -> google.protobuf.Duration
+	48, // 14: kvtier.v1.PageInfo.tier:type_name -> kvtier.v1.Tier
 	16, // 15: kvtier.v1.ListAttachmentsResponse.attachments:type_name -> kvtier.v1.AttachmentInfo
-	30, // 16: kvtier.v1.AttachmentInfo.age:type_name -> google.protobuf.Duration
-	30, // 17: kvtier.v1.AttachmentInfo.orphan_for:type_name -> google.protobuf.Duration
+	49, // 16: kvtier.v1.AttachmentInfo.age:type_name -> google.protobuf.Duration
+	49, // 17: kvtier.v1.AttachmentInfo.orphan_for:type_name -> google.protobuf.Duration
 	19, // 18: kvtier.v1.ListNodesResponse.nodes:type_name -> kvtier.v1.NodeStatus
-	28, // 19: kvtier.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
+	47, // 19: kvtier.v1.NodeStatus.since:type_name -> google.protobuf.Timestamp
 	7,  // 20: kvtier.v1.NodeStatus.tiers:type_name -> kvtier.v1.TierStatus
-	30, // 21: kvtier.v1.NodeStatus.distance:type_name -> google.protobuf.Duration
+	49, // 21: kvtier.v1.NodeStatus.distance:type_name -> google.protobuf.Duration
 	22, // 22: kvtier.v1.ExplainResponse.blocks:type_name -> kvtier.v1.BlockExplanation
 	0,  // 23: kvtier.v1.BlockExplanation.verdict:type_name -> kvtier.v1.Verdict
-	1,  // 24: kvtier.v1.AdminService.GetStatus:input_type -> kvtier.v1.GetStatusRequest
-	5,  // 25: kvtier.v1.AdminService.ListTiers:input_type -> kvtier.v1.ListTiersRequest
-	8,  // 26: kvtier.v1.AdminService.ListBlocks:input_type -> kvtier.v1.ListBlocksRequest
-	10, // 27: kvtier.v1.AdminService.GetBlock:input_type -> kvtier.v1.GetBlockRequest
-	14, // 28: kvtier.v1.AdminService.ListAttachments:input_type -> kvtier.v1.ListAttachmentsRequest
-	17, // 29: kvtier.v1.AdminService.ListNodes:input_type -> kvtier.v1.ListNodesRequest
-	20, // 30: kvtier.v1.AdminService.Explain:input_type -> kvtier.v1.ExplainRequest
-	23, // 31: kvtier.v1.AdminService.SaveSnapshot:input_type -> kvtier.v1.SaveSnapshotRequest
-	25, // 32: kvtier.v1.AdminService.RestoreSnapshot:input_type -> kvtier.v1.RestoreSnapshotRequest
-	2,  // 33: kvtier.v1.AdminService.GetStatus:output_type -> kvtier.v1.GetStatusResponse
-	6,  // 34: kvtier.v1.AdminService.ListTiers:output_type -> kvtier.v1.ListTiersResponse
-	9,  // 35: kvtier.v1.AdminService.ListBlocks:output_type -> kvtier.v1.ListBlocksResponse
-	11, // 36: kvtier.v1.AdminService.GetBlock:output_type -> kvtier.v1.GetBlockResponse
-	15, // 37: kvtier.v1.AdminService.ListAttachments:output_type -> kvtier.v1.ListAttachmentsResponse
-	18, // 38: kvtier.v1.AdminService.ListNodes:output_type -> kvtier.v1.ListNodesResponse
-	21, // 39: kvtier.v1.AdminService.Explain:output_type -> kvtier.v1.ExplainResponse
-	24, // 40: kvtier.v1.AdminService.SaveSnapshot:output_type -> kvtier.v1.SaveSnapshotResponse
-	26, // 41: kvtier.v1.AdminService.RestoreSnapshot:output_type -> kvtier.v1.RestoreSnapshotResponse
-	33, // [33:42] is the sub-list for method output_type
-	24, // [24:33] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	50, // 24: kvtier.v1.PlannedStep.step:type_name -> kvtier.v1.PlanStep
+	27, // 25: kvtier.v1.PlanProposal.steps:type_name -> kvtier.v1.PlannedStep
+	28, // 26: kvtier.v1.PlanProposal.unplaced:type_name -> kvtier.v1.PlanUnplaced
+	49, // 27: kvtier.v1.PlanProposal.expected:type_name -> google.protobuf.Duration
+	49, // 28: kvtier.v1.PlanLive.left:type_name -> google.protobuf.Duration
+	51, // 29: kvtier.v1.PlanStatus.record:type_name -> kvtier.v1.PlanRecord
+	30, // 30: kvtier.v1.PlanStatus.live:type_name -> kvtier.v1.PlanLive
+	52, // 31: kvtier.v1.DrainNodeRequest.options:type_name -> kvtier.v1.PlanOptions
+	29, // 32: kvtier.v1.DrainNodeResponse.proposal:type_name -> kvtier.v1.PlanProposal
+	31, // 33: kvtier.v1.DrainNodeResponse.status:type_name -> kvtier.v1.PlanStatus
+	52, // 34: kvtier.v1.PlanRebalanceRequest.options:type_name -> kvtier.v1.PlanOptions
+	29, // 35: kvtier.v1.PlanRebalanceResponse.proposal:type_name -> kvtier.v1.PlanProposal
+	50, // 36: kvtier.v1.ApplyPlanRequest.steps:type_name -> kvtier.v1.PlanStep
+	52, // 37: kvtier.v1.ApplyPlanRequest.options:type_name -> kvtier.v1.PlanOptions
+	31, // 38: kvtier.v1.GetPlanResponse.status:type_name -> kvtier.v1.PlanStatus
+	31, // 39: kvtier.v1.CancelPlanResponse.status:type_name -> kvtier.v1.PlanStatus
+	47, // 40: kvtier.v1.ListAuditRequest.since:type_name -> google.protobuf.Timestamp
+	53, // 41: kvtier.v1.ListAuditResponse.records:type_name -> kvtier.v1.AuditRecord
+	1,  // 42: kvtier.v1.AdminService.GetStatus:input_type -> kvtier.v1.GetStatusRequest
+	5,  // 43: kvtier.v1.AdminService.ListTiers:input_type -> kvtier.v1.ListTiersRequest
+	8,  // 44: kvtier.v1.AdminService.ListBlocks:input_type -> kvtier.v1.ListBlocksRequest
+	10, // 45: kvtier.v1.AdminService.GetBlock:input_type -> kvtier.v1.GetBlockRequest
+	14, // 46: kvtier.v1.AdminService.ListAttachments:input_type -> kvtier.v1.ListAttachmentsRequest
+	17, // 47: kvtier.v1.AdminService.ListNodes:input_type -> kvtier.v1.ListNodesRequest
+	20, // 48: kvtier.v1.AdminService.Explain:input_type -> kvtier.v1.ExplainRequest
+	23, // 49: kvtier.v1.AdminService.SaveSnapshot:input_type -> kvtier.v1.SaveSnapshotRequest
+	25, // 50: kvtier.v1.AdminService.RestoreSnapshot:input_type -> kvtier.v1.RestoreSnapshotRequest
+	32, // 51: kvtier.v1.AdminService.DrainNode:input_type -> kvtier.v1.DrainNodeRequest
+	34, // 52: kvtier.v1.AdminService.UndrainNode:input_type -> kvtier.v1.UndrainNodeRequest
+	36, // 53: kvtier.v1.AdminService.PlanRebalance:input_type -> kvtier.v1.PlanRebalanceRequest
+	38, // 54: kvtier.v1.AdminService.ApplyPlan:input_type -> kvtier.v1.ApplyPlanRequest
+	40, // 55: kvtier.v1.AdminService.GetPlan:input_type -> kvtier.v1.GetPlanRequest
+	42, // 56: kvtier.v1.AdminService.CancelPlan:input_type -> kvtier.v1.CancelPlanRequest
+	44, // 57: kvtier.v1.AdminService.ListAudit:input_type -> kvtier.v1.ListAuditRequest
+	2,  // 58: kvtier.v1.AdminService.GetStatus:output_type -> kvtier.v1.GetStatusResponse
+	6,  // 59: kvtier.v1.AdminService.ListTiers:output_type -> kvtier.v1.ListTiersResponse
+	9,  // 60: kvtier.v1.AdminService.ListBlocks:output_type -> kvtier.v1.ListBlocksResponse
+	11, // 61: kvtier.v1.AdminService.GetBlock:output_type -> kvtier.v1.GetBlockResponse
+	15, // 62: kvtier.v1.AdminService.ListAttachments:output_type -> kvtier.v1.ListAttachmentsResponse
+	18, // 63: kvtier.v1.AdminService.ListNodes:output_type -> kvtier.v1.ListNodesResponse
+	21, // 64: kvtier.v1.AdminService.Explain:output_type -> kvtier.v1.ExplainResponse
+	24, // 65: kvtier.v1.AdminService.SaveSnapshot:output_type -> kvtier.v1.SaveSnapshotResponse
+	26, // 66: kvtier.v1.AdminService.RestoreSnapshot:output_type -> kvtier.v1.RestoreSnapshotResponse
+	33, // 67: kvtier.v1.AdminService.DrainNode:output_type -> kvtier.v1.DrainNodeResponse
+	35, // 68: kvtier.v1.AdminService.UndrainNode:output_type -> kvtier.v1.UndrainNodeResponse
+	37, // 69: kvtier.v1.AdminService.PlanRebalance:output_type -> kvtier.v1.PlanRebalanceResponse
+	39, // 70: kvtier.v1.AdminService.ApplyPlan:output_type -> kvtier.v1.ApplyPlanResponse
+	41, // 71: kvtier.v1.AdminService.GetPlan:output_type -> kvtier.v1.GetPlanResponse
+	43, // 72: kvtier.v1.AdminService.CancelPlan:output_type -> kvtier.v1.CancelPlanResponse
+	45, // 73: kvtier.v1.AdminService.ListAudit:output_type -> kvtier.v1.ListAuditResponse
+	58, // [58:74] is the sub-list for method output_type
+	42, // [42:58] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_admin_proto_init() }
@@ -2571,14 +3862,19 @@ func file_kvtier_v1_admin_proto_init() {
 	if File_kvtier_v1_admin_proto != nil {
 		return
 	}
+	file_kvtier_v1_directory_proto_init()
 	file_kvtier_v1_types_proto_init()
+	file_kvtier_v1_admin_proto_msgTypes[32].OneofWrappers = []any{
+		(*DrainNodeResponse_Proposal)(nil),
+		(*DrainNodeResponse_Status)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_admin_proto_rawDesc), len(file_kvtier_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,13 @@ const (
 	AdminService_Explain_FullMethodName         = "/kvtier.v1.AdminService/Explain"
 	AdminService_SaveSnapshot_FullMethodName    = "/kvtier.v1.AdminService/SaveSnapshot"
 	AdminService_RestoreSnapshot_FullMethodName = "/kvtier.v1.AdminService/RestoreSnapshot"
+	AdminService_DrainNode_FullMethodName       = "/kvtier.v1.AdminService/DrainNode"
+	AdminService_UndrainNode_FullMethodName     = "/kvtier.v1.AdminService/UndrainNode"
+	AdminService_PlanRebalance_FullMethodName   = "/kvtier.v1.AdminService/PlanRebalance"
+	AdminService_ApplyPlan_FullMethodName       = "/kvtier.v1.AdminService/ApplyPlan"
+	AdminService_GetPlan_FullMethodName         = "/kvtier.v1.AdminService/GetPlan"
+	AdminService_CancelPlan_FullMethodName      = "/kvtier.v1.AdminService/CancelPlan"
+	AdminService_ListAudit_FullMethodName       = "/kvtier.v1.AdminService/ListAudit"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -57,6 +64,23 @@ type AdminServiceClient interface {
 	SaveSnapshot(ctx context.Context, in *SaveSnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SaveSnapshotResponse], error)
 	// RestoreSnapshot replaces the directory of the cluster. Only the leader takes it.
 	RestoreSnapshot(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreSnapshotRequest, RestoreSnapshotResponse], error)
+	// DrainNode empties a node: its sessions move, what no other node holds is copied, and
+	// it leaves. It tells how far that is at least once a second. The drain goes on if the
+	// caller goes away; UndrainNode or CancelPlan ends it. Asked again while the drain
+	// runs, it tells of the one that runs.
+	DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainNodeResponse], error)
+	// UndrainNode has a node take part again that is being drained, or was. Idempotent.
+	UndrainNode(ctx context.Context, in *UndrainNodeRequest, opts ...grpc.CallOption) (*UndrainNodeResponse, error)
+	// PlanRebalance plans which sessions move to which nodes, and changes nothing.
+	PlanRebalance(ctx context.Context, in *PlanRebalanceRequest, opts ...grpc.CallOption) (*PlanRebalanceResponse, error)
+	// ApplyPlan begins to carry a plan of moves out. One runs at a time.
+	ApplyPlan(ctx context.Context, in *ApplyPlanRequest, opts ...grpc.CallOption) (*ApplyPlanResponse, error)
+	// GetPlan tells how a plan is.
+	GetPlan(ctx context.Context, in *GetPlanRequest, opts ...grpc.CallOption) (*GetPlanResponse, error)
+	// CancelPlan ends a plan: what moves at this moment stays where it is. Idempotent.
+	CancelPlan(ctx context.Context, in *CancelPlanRequest, opts ...grpc.CallOption) (*CancelPlanResponse, error)
+	// ListAudit lists what was done, by whom, latest last.
+	ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error)
 }
 
 type adminServiceClient struct {
@@ -169,6 +193,85 @@ func (c *adminServiceClient) RestoreSnapshot(ctx context.Context, opts ...grpc.C
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_RestoreSnapshotClient = grpc.ClientStreamingClient[RestoreSnapshotRequest, RestoreSnapshotResponse]
 
+func (c *adminServiceClient) DrainNode(ctx context.Context, in *DrainNodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainNodeResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_DrainNode_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DrainNodeRequest, DrainNodeResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_DrainNodeClient = grpc.ServerStreamingClient[DrainNodeResponse]
+
+func (c *adminServiceClient) UndrainNode(ctx context.Context, in *UndrainNodeRequest, opts ...grpc.CallOption) (*UndrainNodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UndrainNodeResponse)
+	err := c.cc.Invoke(ctx, AdminService_UndrainNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) PlanRebalance(ctx context.Context, in *PlanRebalanceRequest, opts ...grpc.CallOption) (*PlanRebalanceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlanRebalanceResponse)
+	err := c.cc.Invoke(ctx, AdminService_PlanRebalance_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ApplyPlan(ctx context.Context, in *ApplyPlanRequest, opts ...grpc.CallOption) (*ApplyPlanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyPlanResponse)
+	err := c.cc.Invoke(ctx, AdminService_ApplyPlan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) GetPlan(ctx context.Context, in *GetPlanRequest, opts ...grpc.CallOption) (*GetPlanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetPlanResponse)
+	err := c.cc.Invoke(ctx, AdminService_GetPlan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) CancelPlan(ctx context.Context, in *CancelPlanRequest, opts ...grpc.CallOption) (*CancelPlanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelPlanResponse)
+	err := c.cc.Invoke(ctx, AdminService_CancelPlan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListAudit(ctx context.Context, in *ListAuditRequest, opts ...grpc.CallOption) (*ListAuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAuditResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListAudit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -194,6 +297,23 @@ type AdminServiceServer interface {
 	SaveSnapshot(*SaveSnapshotRequest, grpc.ServerStreamingServer[SaveSnapshotResponse]) error
 	// RestoreSnapshot replaces the directory of the cluster. Only the leader takes it.
 	RestoreSnapshot(grpc.ClientStreamingServer[RestoreSnapshotRequest, RestoreSnapshotResponse]) error
+	// DrainNode empties a node: its sessions move, what no other node holds is copied, and
+	// it leaves. It tells how far that is at least once a second. The drain goes on if the
+	// caller goes away; UndrainNode or CancelPlan ends it. Asked again while the drain
+	// runs, it tells of the one that runs.
+	DrainNode(*DrainNodeRequest, grpc.ServerStreamingServer[DrainNodeResponse]) error
+	// UndrainNode has a node take part again that is being drained, or was. Idempotent.
+	UndrainNode(context.Context, *UndrainNodeRequest) (*UndrainNodeResponse, error)
+	// PlanRebalance plans which sessions move to which nodes, and changes nothing.
+	PlanRebalance(context.Context, *PlanRebalanceRequest) (*PlanRebalanceResponse, error)
+	// ApplyPlan begins to carry a plan of moves out. One runs at a time.
+	ApplyPlan(context.Context, *ApplyPlanRequest) (*ApplyPlanResponse, error)
+	// GetPlan tells how a plan is.
+	GetPlan(context.Context, *GetPlanRequest) (*GetPlanResponse, error)
+	// CancelPlan ends a plan: what moves at this moment stays where it is. Idempotent.
+	CancelPlan(context.Context, *CancelPlanRequest) (*CancelPlanResponse, error)
+	// ListAudit lists what was done, by whom, latest last.
+	ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -230,6 +350,27 @@ func (UnimplementedAdminServiceServer) SaveSnapshot(*SaveSnapshotRequest, grpc.S
 }
 func (UnimplementedAdminServiceServer) RestoreSnapshot(grpc.ClientStreamingServer[RestoreSnapshotRequest, RestoreSnapshotResponse]) error {
 	return status.Error(codes.Unimplemented, "method RestoreSnapshot not implemented")
+}
+func (UnimplementedAdminServiceServer) DrainNode(*DrainNodeRequest, grpc.ServerStreamingServer[DrainNodeResponse]) error {
+	return status.Error(codes.Unimplemented, "method DrainNode not implemented")
+}
+func (UnimplementedAdminServiceServer) UndrainNode(context.Context, *UndrainNodeRequest) (*UndrainNodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UndrainNode not implemented")
+}
+func (UnimplementedAdminServiceServer) PlanRebalance(context.Context, *PlanRebalanceRequest) (*PlanRebalanceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlanRebalance not implemented")
+}
+func (UnimplementedAdminServiceServer) ApplyPlan(context.Context, *ApplyPlanRequest) (*ApplyPlanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyPlan not implemented")
+}
+func (UnimplementedAdminServiceServer) GetPlan(context.Context, *GetPlanRequest) (*GetPlanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetPlan not implemented")
+}
+func (UnimplementedAdminServiceServer) CancelPlan(context.Context, *CancelPlanRequest) (*CancelPlanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelPlan not implemented")
+}
+func (UnimplementedAdminServiceServer) ListAudit(context.Context, *ListAuditRequest) (*ListAuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAudit not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -396,6 +537,125 @@ func _AdminService_RestoreSnapshot_Handler(srv interface{}, stream grpc.ServerSt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_RestoreSnapshotServer = grpc.ClientStreamingServer[RestoreSnapshotRequest, RestoreSnapshotResponse]
 
+func _AdminService_DrainNode_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DrainNodeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).DrainNode(m, &grpc.GenericServerStream[DrainNodeRequest, DrainNodeResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_DrainNodeServer = grpc.ServerStreamingServer[DrainNodeResponse]
+
+func _AdminService_UndrainNode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndrainNodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).UndrainNode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_UndrainNode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).UndrainNode(ctx, req.(*UndrainNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_PlanRebalance_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlanRebalanceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).PlanRebalance(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_PlanRebalance_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).PlanRebalance(ctx, req.(*PlanRebalanceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ApplyPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyPlanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ApplyPlan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ApplyPlan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ApplyPlan(ctx, req.(*ApplyPlanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_GetPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetPlanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).GetPlan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_GetPlan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).GetPlan(ctx, req.(*GetPlanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_CancelPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelPlanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).CancelPlan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_CancelPlan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).CancelPlan(ctx, req.(*CancelPlanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListAudit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListAudit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListAudit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListAudit(ctx, req.(*ListAuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -431,6 +691,30 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Explain",
 			Handler:    _AdminService_Explain_Handler,
 		},
+		{
+			MethodName: "UndrainNode",
+			Handler:    _AdminService_UndrainNode_Handler,
+		},
+		{
+			MethodName: "PlanRebalance",
+			Handler:    _AdminService_PlanRebalance_Handler,
+		},
+		{
+			MethodName: "ApplyPlan",
+			Handler:    _AdminService_ApplyPlan_Handler,
+		},
+		{
+			MethodName: "GetPlan",
+			Handler:    _AdminService_GetPlan_Handler,
+		},
+		{
+			MethodName: "CancelPlan",
+			Handler:    _AdminService_CancelPlan_Handler,
+		},
+		{
+			MethodName: "ListAudit",
+			Handler:    _AdminService_ListAudit_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -442,6 +726,11 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "RestoreSnapshot",
 			Handler:       _AdminService_RestoreSnapshot_Handler,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "DrainNode",
+			Handler:       _AdminService_DrainNode_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "kvtier/v1/admin.proto",

@@ -871,6 +871,501 @@ func (x *PulledBlocks) GetReasons() []byte {
 	return nil
 }
 
+// NodeUsageQuery asks a node what a planner needs to know of it.
+type NodeUsageQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time after its last use that a block is hot, in milliseconds.
+	HotWithinMs   uint64 `protobuf:"varint,1,opt,name=hot_within_ms,json=hotWithinMs,proto3" json:"hot_within_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeUsageQuery) Reset() {
+	*x = NodeUsageQuery{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeUsageQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeUsageQuery) ProtoMessage() {}
+
+func (x *NodeUsageQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeUsageQuery.ProtoReflect.Descriptor instead.
+func (*NodeUsageQuery) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *NodeUsageQuery) GetHotWithinMs() uint64 {
+	if x != nil {
+		return x.HotWithinMs
+	}
+	return 0
+}
+
+// NodeUsageAnswer answers it.
+type NodeUsageAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its tiers.
+	Tiers []*TierUse `protobuf:"bytes,1,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	// Bytes of blocks that no session here has and no other node that is up holds, those
+	// used lately.
+	SoleHotBytes uint64 `protobuf:"varint,2,opt,name=sole_hot_bytes,json=soleHotBytes,proto3" json:"sole_hot_bytes,omitempty"`
+	// The others.
+	SoleColdBytes uint64 `protobuf:"varint,3,opt,name=sole_cold_bytes,json=soleColdBytes,proto3" json:"sole_cold_bytes,omitempty"`
+	// Bytes a second of fetches that it served of late.
+	HitBytesPerSecond uint64 `protobuf:"varint,4,opt,name=hit_bytes_per_second,json=hitBytesPerSecond,proto3" json:"hit_bytes_per_second,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *NodeUsageAnswer) Reset() {
+	*x = NodeUsageAnswer{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeUsageAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeUsageAnswer) ProtoMessage() {}
+
+func (x *NodeUsageAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeUsageAnswer.ProtoReflect.Descriptor instead.
+func (*NodeUsageAnswer) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *NodeUsageAnswer) GetTiers() []*TierUse {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+func (x *NodeUsageAnswer) GetSoleHotBytes() uint64 {
+	if x != nil {
+		return x.SoleHotBytes
+	}
+	return 0
+}
+
+func (x *NodeUsageAnswer) GetSoleColdBytes() uint64 {
+	if x != nil {
+		return x.SoleColdBytes
+	}
+	return 0
+}
+
+func (x *NodeUsageAnswer) GetHitBytesPerSecond() uint64 {
+	if x != nil {
+		return x.HitBytesPerSecond
+	}
+	return 0
+}
+
+// TierUse is what a tier of a node holds.
+type TierUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	Tier Tier `protobuf:"varint,1,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
+	// Budget in bytes.
+	BudgetBytes uint64 `protobuf:"varint,2,opt,name=budget_bytes,json=budgetBytes,proto3" json:"budget_bytes,omitempty"`
+	// Bytes of pages.
+	UsedBytes uint64 `protobuf:"varint,3,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	// Bytes of pages of sessions that the node owns.
+	SessionBytes  uint64 `protobuf:"varint,4,opt,name=session_bytes,json=sessionBytes,proto3" json:"session_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierUse) Reset() {
+	*x = TierUse{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierUse) ProtoMessage() {}
+
+func (x *TierUse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierUse.ProtoReflect.Descriptor instead.
+func (*TierUse) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TierUse) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_UNSPECIFIED
+}
+
+func (x *TierUse) GetBudgetBytes() uint64 {
+	if x != nil {
+		return x.BudgetBytes
+	}
+	return 0
+}
+
+func (x *TierUse) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *TierUse) GetSessionBytes() uint64 {
+	if x != nil {
+		return x.SessionBytes
+	}
+	return 0
+}
+
+// EvacuateQuery asks the node of a drain to copy what no other node holds, or how far
+// it is with that. A try that is asked for again goes on; one that has ended stays so.
+type EvacuateQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The drain, 16 bytes.
+	Plan []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Number of the try, from 1.
+	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Nodes that may take blocks. The bytes that each is to take are a wish.
+	Targets []*EvacuateTarget `protobuf:"bytes,3,rep,name=targets,proto3" json:"targets,omitempty"`
+	// Most bytes a second. 0: no limit.
+	BytesPerSecond uint64 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// Give up what was not used lately.
+	DropCold bool `protobuf:"varint,5,opt,name=drop_cold,json=dropCold,proto3" json:"drop_cold,omitempty"`
+	// Time after its last use that a block is hot, in milliseconds.
+	HotWithinMs   uint64 `protobuf:"varint,6,opt,name=hot_within_ms,json=hotWithinMs,proto3" json:"hot_within_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvacuateQuery) Reset() {
+	*x = EvacuateQuery{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvacuateQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvacuateQuery) ProtoMessage() {}
+
+func (x *EvacuateQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvacuateQuery.ProtoReflect.Descriptor instead.
+func (*EvacuateQuery) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EvacuateQuery) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *EvacuateQuery) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *EvacuateQuery) GetTargets() []*EvacuateTarget {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *EvacuateQuery) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *EvacuateQuery) GetDropCold() bool {
+	if x != nil {
+		return x.DropCold
+	}
+	return false
+}
+
+func (x *EvacuateQuery) GetHotWithinMs() uint64 {
+	if x != nil {
+		return x.HotWithinMs
+	}
+	return 0
+}
+
+// EvacuateTarget is a node that takes blocks.
+type EvacuateTarget struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Node id, 16 bytes.
+	Node []byte `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Bytes that it is to take, or took.
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvacuateTarget) Reset() {
+	*x = EvacuateTarget{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvacuateTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvacuateTarget) ProtoMessage() {}
+
+func (x *EvacuateTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvacuateTarget.ProtoReflect.Descriptor instead.
+func (*EvacuateTarget) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EvacuateTarget) GetNode() []byte {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *EvacuateTarget) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+// EvacuateAnswer is how far that is.
+type EvacuateAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It has ended.
+	Ended bool `protobuf:"varint,1,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Bytes that were copied and verified, by node.
+	Targets []*EvacuateTarget `protobuf:"bytes,2,rep,name=targets,proto3" json:"targets,omitempty"`
+	// Bytes that were copied.
+	CopiedBytes uint64 `protobuf:"varint,3,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	// Blocks that no other node holds, as far as is known.
+	LeftBlocks uint64 `protobuf:"varint,4,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`
+	// Bytes of them.
+	LeftBytes uint64 `protobuf:"varint,5,opt,name=left_bytes,json=leftBytes,proto3" json:"left_bytes,omitempty"`
+	// Blocks that were given up.
+	DroppedBlocks uint64 `protobuf:"varint,6,opt,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
+	// Bytes of them.
+	DroppedBytes uint64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
+	// Why blocks are left, in one line.
+	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvacuateAnswer) Reset() {
+	*x = EvacuateAnswer{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvacuateAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvacuateAnswer) ProtoMessage() {}
+
+func (x *EvacuateAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvacuateAnswer.ProtoReflect.Descriptor instead.
+func (*EvacuateAnswer) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *EvacuateAnswer) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *EvacuateAnswer) GetTargets() []*EvacuateTarget {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *EvacuateAnswer) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+func (x *EvacuateAnswer) GetLeftBlocks() uint64 {
+	if x != nil {
+		return x.LeftBlocks
+	}
+	return 0
+}
+
+func (x *EvacuateAnswer) GetLeftBytes() uint64 {
+	if x != nil {
+		return x.LeftBytes
+	}
+	return 0
+}
+
+func (x *EvacuateAnswer) GetDroppedBlocks() uint64 {
+	if x != nil {
+		return x.DroppedBlocks
+	}
+	return 0
+}
+
+func (x *EvacuateAnswer) GetDroppedBytes() uint64 {
+	if x != nil {
+		return x.DroppedBytes
+	}
+	return 0
+}
+
+func (x *EvacuateAnswer) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// PlanLiveQuery asks the leader how a plan is going.
+type PlanLiveQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan, 16 bytes.
+	Plan          []byte `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanLiveQuery) Reset() {
+	*x = PlanLiveQuery{}
+	mi := &file_kvtier_v1_peers_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanLiveQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanLiveQuery) ProtoMessage() {}
+
+func (x *PlanLiveQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_v1_peers_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanLiveQuery.ProtoReflect.Descriptor instead.
+func (*PlanLiveQuery) Descriptor() ([]byte, []int) {
+	return file_kvtier_v1_peers_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PlanLiveQuery) GetPlan() []byte {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 var File_kvtier_v1_peers_proto protoreflect.FileDescriptor
 
 const file_kvtier_v1_peers_proto_rawDesc = "" +
@@ -930,7 +1425,43 @@ const file_kvtier_v1_peers_proto_rawDesc = "" +
 	"\x04tier\x18\x05 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\">\n" +
 	"\fPulledBlocks\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x18\n" +
-	"\areasons\x18\x02 \x01(\fR\areasonsB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
+	"\areasons\x18\x02 \x01(\fR\areasons\"4\n" +
+	"\x0eNodeUsageQuery\x12\"\n" +
+	"\rhot_within_ms\x18\x01 \x01(\x04R\vhotWithinMs\"\xba\x01\n" +
+	"\x0fNodeUsageAnswer\x12(\n" +
+	"\x05tiers\x18\x01 \x03(\v2\x12.kvtier.v1.TierUseR\x05tiers\x12$\n" +
+	"\x0esole_hot_bytes\x18\x02 \x01(\x04R\fsoleHotBytes\x12&\n" +
+	"\x0fsole_cold_bytes\x18\x03 \x01(\x04R\rsoleColdBytes\x12/\n" +
+	"\x14hit_bytes_per_second\x18\x04 \x01(\x04R\x11hitBytesPerSecond\"\x95\x01\n" +
+	"\aTierUse\x12#\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12!\n" +
+	"\fbudget_bytes\x18\x02 \x01(\x04R\vbudgetBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x03 \x01(\x04R\tusedBytes\x12#\n" +
+	"\rsession_bytes\x18\x04 \x01(\x04R\fsessionBytes\"\xdd\x01\n" +
+	"\rEvacuateQuery\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04plan\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x123\n" +
+	"\atargets\x18\x03 \x03(\v2\x19.kvtier.v1.EvacuateTargetR\atargets\x12(\n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x1b\n" +
+	"\tdrop_cold\x18\x05 \x01(\bR\bdropCold\x12\"\n" +
+	"\rhot_within_ms\x18\x06 \x01(\x04R\vhotWithinMs\":\n" +
+	"\x0eEvacuateTarget\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\fR\x04node\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\x9c\x02\n" +
+	"\x0eEvacuateAnswer\x12\x14\n" +
+	"\x05ended\x18\x01 \x01(\bR\x05ended\x123\n" +
+	"\atargets\x18\x02 \x03(\v2\x19.kvtier.v1.EvacuateTargetR\atargets\x12!\n" +
+	"\fcopied_bytes\x18\x03 \x01(\x04R\vcopiedBytes\x12\x1f\n" +
+	"\vleft_blocks\x18\x04 \x01(\x04R\n" +
+	"leftBlocks\x12\x1d\n" +
+	"\n" +
+	"left_bytes\x18\x05 \x01(\x04R\tleftBytes\x12%\n" +
+	"\x0edropped_blocks\x18\x06 \x01(\x04R\rdroppedBlocks\x12#\n" +
+	"\rdropped_bytes\x18\a \x01(\x04R\fdroppedBytes\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\"#\n" +
+	"\rPlanLiveQuery\x12\x12\n" +
+	"\x04plan\x18\x01 \x01(\fR\x04planB3Z1github.com/kvtier/kvtier/proto/kvtier/v1;kvtierv1b\x06proto3"
 
 var (
 	file_kvtier_v1_peers_proto_rawDescOnce sync.Once
@@ -944,7 +1475,7 @@ func file_kvtier_v1_peers_proto_rawDescGZIP() []byte {
 	return file_kvtier_v1_peers_proto_rawDescData
 }
 
-var file_kvtier_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_kvtier_v1_peers_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kvtier_v1_peers_proto_goTypes = []any{
 	(*SessionNames)(nil),           // 0: kvtier.v1.SessionNames
 	(*SessionNamesQuery)(nil),      // 1: kvtier.v1.SessionNamesQuery
@@ -959,33 +1490,44 @@ var file_kvtier_v1_peers_proto_goTypes = []any{
 	(*BlockLacks)(nil),             // 10: kvtier.v1.BlockLacks
 	(*PullBlocks)(nil),             // 11: kvtier.v1.PullBlocks
 	(*PulledBlocks)(nil),           // 12: kvtier.v1.PulledBlocks
-	(*GetSessionRequest)(nil),      // 13: kvtier.v1.GetSessionRequest
-	(*RetainSessionRequest)(nil),   // 14: kvtier.v1.RetainSessionRequest
-	(*ShareSessionRequest)(nil),    // 15: kvtier.v1.ShareSessionRequest
-	(*MigrateSessionRequest)(nil),  // 16: kvtier.v1.MigrateSessionRequest
-	(*CancelMigrationRequest)(nil), // 17: kvtier.v1.CancelMigrationRequest
-	(*SessionRecord)(nil),          // 18: kvtier.v1.SessionRecord
-	(*ErrorDetail)(nil),            // 19: kvtier.v1.ErrorDetail
-	(*TierAmount)(nil),             // 20: kvtier.v1.TierAmount
-	(Tier)(0),                      // 21: kvtier.v1.Tier
+	(*NodeUsageQuery)(nil),         // 13: kvtier.v1.NodeUsageQuery
+	(*NodeUsageAnswer)(nil),        // 14: kvtier.v1.NodeUsageAnswer
+	(*TierUse)(nil),                // 15: kvtier.v1.TierUse
+	(*EvacuateQuery)(nil),          // 16: kvtier.v1.EvacuateQuery
+	(*EvacuateTarget)(nil),         // 17: kvtier.v1.EvacuateTarget
+	(*EvacuateAnswer)(nil),         // 18: kvtier.v1.EvacuateAnswer
+	(*PlanLiveQuery)(nil),          // 19: kvtier.v1.PlanLiveQuery
+	(*GetSessionRequest)(nil),      // 20: kvtier.v1.GetSessionRequest
+	(*RetainSessionRequest)(nil),   // 21: kvtier.v1.RetainSessionRequest
+	(*ShareSessionRequest)(nil),    // 22: kvtier.v1.ShareSessionRequest
+	(*MigrateSessionRequest)(nil),  // 23: kvtier.v1.MigrateSessionRequest
+	(*CancelMigrationRequest)(nil), // 24: kvtier.v1.CancelMigrationRequest
+	(*SessionRecord)(nil),          // 25: kvtier.v1.SessionRecord
+	(*ErrorDetail)(nil),            // 26: kvtier.v1.ErrorDetail
+	(*TierAmount)(nil),             // 27: kvtier.v1.TierAmount
+	(Tier)(0),                      // 28: kvtier.v1.Tier
 }
 var file_kvtier_v1_peers_proto_depIdxs = []int32{
-	13, // 0: kvtier.v1.SessionCall.get:type_name -> kvtier.v1.GetSessionRequest
-	14, // 1: kvtier.v1.SessionCall.retain:type_name -> kvtier.v1.RetainSessionRequest
-	15, // 2: kvtier.v1.SessionCall.share:type_name -> kvtier.v1.ShareSessionRequest
-	16, // 3: kvtier.v1.SessionCall.migrate:type_name -> kvtier.v1.MigrateSessionRequest
+	20, // 0: kvtier.v1.SessionCall.get:type_name -> kvtier.v1.GetSessionRequest
+	21, // 1: kvtier.v1.SessionCall.retain:type_name -> kvtier.v1.RetainSessionRequest
+	22, // 2: kvtier.v1.SessionCall.share:type_name -> kvtier.v1.ShareSessionRequest
+	23, // 3: kvtier.v1.SessionCall.migrate:type_name -> kvtier.v1.MigrateSessionRequest
 	5,  // 4: kvtier.v1.SessionCall.move:type_name -> kvtier.v1.SessionMoveQuery
-	17, // 5: kvtier.v1.SessionCall.cancel:type_name -> kvtier.v1.CancelMigrationRequest
-	18, // 6: kvtier.v1.SessionOwned.record:type_name -> kvtier.v1.SessionRecord
-	19, // 7: kvtier.v1.SessionReply.error:type_name -> kvtier.v1.ErrorDetail
+	24, // 5: kvtier.v1.SessionCall.cancel:type_name -> kvtier.v1.CancelMigrationRequest
+	25, // 6: kvtier.v1.SessionOwned.record:type_name -> kvtier.v1.SessionRecord
+	26, // 7: kvtier.v1.SessionReply.error:type_name -> kvtier.v1.ErrorDetail
 	8,  // 8: kvtier.v1.SessionUsages.sessions:type_name -> kvtier.v1.SessionUsage
-	20, // 9: kvtier.v1.SessionUsage.tiers:type_name -> kvtier.v1.TierAmount
-	21, // 10: kvtier.v1.PullBlocks.tier:type_name -> kvtier.v1.Tier
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	27, // 9: kvtier.v1.SessionUsage.tiers:type_name -> kvtier.v1.TierAmount
+	28, // 10: kvtier.v1.PullBlocks.tier:type_name -> kvtier.v1.Tier
+	15, // 11: kvtier.v1.NodeUsageAnswer.tiers:type_name -> kvtier.v1.TierUse
+	28, // 12: kvtier.v1.TierUse.tier:type_name -> kvtier.v1.Tier
+	17, // 13: kvtier.v1.EvacuateQuery.targets:type_name -> kvtier.v1.EvacuateTarget
+	17, // 14: kvtier.v1.EvacuateAnswer.targets:type_name -> kvtier.v1.EvacuateTarget
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_v1_peers_proto_init() }
@@ -1010,7 +1552,7 @@ func file_kvtier_v1_peers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_v1_peers_proto_rawDesc), len(file_kvtier_v1_peers_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
