@@ -18,6 +18,7 @@ import (
 	"github.com/kvtier/kvtier/server/cluster"
 	"github.com/kvtier/kvtier/server/member"
 	"github.com/kvtier/kvtier/server/placement"
+	"github.com/kvtier/kvtier/server/plans"
 	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/server/transport"
 	"github.com/kvtier/kvtier/server/trust"
@@ -143,6 +144,7 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 	n.sessions = sessions.New(sessions.Config{
 		Self: placement.NodeID(n.identity.node), Store: n.names, MaxPerTenant: n.cfg.MaxSessions, BytesPerSecond: int64(n.cfg.MoveBandwidth), PrefillRate: n.prefill.rate, Logger: n.log,
 	})
+	n.plans = plans.New(plans.Config{Self: placement.NodeID(n.identity.node), Mover: n.sessions, Tiers: n.tierBytes, Logger: n.log})
 	n.cluster, err = n.newCluster(record, s.dir.sub(directoryDir), s.rpcAddress())
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
@@ -151,6 +153,7 @@ func (s *Server) openCluster(ctx context.Context, record *clusterRecord) (err er
 		return fmt.Errorf("cluster: %w", err)
 	}
 	n.sessions.Start(n.cluster, n.hier)
+	n.plans.Start(n.cluster, n.hier)
 	n.peers.cluster.Store(n.cluster)
 	n.workers.Go(func() { n.rememberPeers(record, s.dir.path) }) // owner: the node; exits with its context
 	n.log.Info("node is of a cluster", "cluster", record.Cluster, "first", first, "peers", n.cluster.PeerAddress())

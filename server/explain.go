@@ -33,6 +33,7 @@ const (
 func (n *node) answers() map[uint8]cluster.Answer {
 	all := map[uint8]cluster.Answer{methodHistory: n.answerHistory, methodTiers: n.answerTiers, methodInstances: n.answerInstances, methodNames: n.answerNames}
 	maps.Copy(all, n.sessions.Answers())
+	maps.Copy(all, n.plans.Answers())
 	return all
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	"github.com/kvtier/kvtier/server/cluster"
+	"github.com/kvtier/kvtier/server/plans"
 	"github.com/kvtier/kvtier/server/rpc"
 	"github.com/kvtier/kvtier/server/sessions"
 	"github.com/kvtier/kvtier/server/trust"
@@ -37,6 +38,7 @@ type node struct {
 	peers      *latePeers        // nil: the node is alone
 	cluster    *cluster.Node     // nil: the node is alone
 	sessions   *sessions.Manager // nil: the node is alone
+	plans      *plans.Runner     // likewise
 	names      *sessions.Store   // of the blocks of sessions; likewise
 	ctx        context.Context   // ends when the node closes
 	cancel     context.CancelFunc

@@ -401,6 +401,9 @@ func (n *node) close(ctx context.Context) error {
 	n.cancel()
 	n.workers.Wait()
 	var errs []error
+	if n.plans != nil {
+		n.plans.Close()
+	}
 	if n.sessions != nil {
 		n.sessions.Close()
 	}

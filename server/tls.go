@@ -29,7 +29,7 @@ func holder(s *trust.Source) func(*x509.Certificate) (rpc.Holder, error) {
 			return rpc.Holder{Node: id.Name}, nil
 		}
 		role, err := rpc.ParseRole(id.Role)
-		return rpc.Holder{Tenant: id.Tenant, Role: role}, err
+		return rpc.Holder{Tenant: id.Tenant, Role: role, Name: id.Name}, err
 	}
 }
 

@@ -108,7 +108,7 @@ type Node struct {
 	coldest   atomic.Uint64 // warmth below which blocks are not claimed
 	unclaimed atomic.Int64
 	drained   atomic.Bool // this node was emptied and has left: nothing is claimed
-	shared    time.Time // when shareClaims acted last; owned by tend
+	shared    time.Time   // when shareClaims acted last; owned by tend
 }
 
 // Answer answers a call of another node.

@@ -381,3 +381,6 @@ next:
 	}
 	return out
 }
+
+// sleep lets fake time pass.
+func (w *world) sleep(d time.Duration) { time.Sleep(d) }

@@ -44,7 +44,7 @@ type Config struct {
 const (
 	lookEvery     = 500 * time.Millisecond // for plans that are to be driven
 	driveEvery    = 100 * time.Millisecond
-	askWithin     = 3 * time.Second  // one question to another node
+	askWithin     = 3 * time.Second // one question to another node
 	usageWithin   = 15 * time.Second
 	gatherWithin  = 20 * time.Second // all that a plan is made from
 	proposeWithin = 5 * time.Second

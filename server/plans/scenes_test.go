@@ -315,7 +315,7 @@ func TestDropCold(t *testing.T) {
 		x := w.follower()
 		rest := w.others(x)
 		x.put(5, 50)
-		time.Sleep(10 * time.Second)
+		w.sleep(10 * time.Second)
 		filled(x, rest[0])
 		p := rest[0].mustEnd(rest[0].drain(x, &kvtierv1.PlanOptions{DropCold: true, HotWithinMs: 5000}), done)
 		if !strings.Contains(p.GetWhy(), "50 cold blocks were given up") {

@@ -45,6 +45,23 @@ type Caller struct {
 	Local  bool   // came over the unix socket
 	UID    uint32
 	PID    int32
+	Name   string // of the client that its certificate names; "": it shows none
+}
+
+// String says who that is, for the audit trail.
+func (c Caller) String() string {
+	role := [...]string{"nobody", "engine", "read-only", "operator"}[c.Role]
+	switch {
+	case c.Node != "":
+		return "node " + c.Node
+	case c.Name != "":
+		return fmt.Sprintf("client %s (%s)", c.Name, role)
+	case c.Local && c.Admin && c.Role != RoleOperator:
+		return fmt.Sprintf("uid %d", c.UID)
+	case c.Local:
+		return fmt.Sprintf("%s of tenant %s, uid %d", role, c.Tenant, c.UID)
+	}
+	return fmt.Sprintf("%s of tenant %s", role, c.Tenant)
 }
 
 // Account is one way to be recognised.
@@ -74,6 +91,7 @@ type Holder struct {
 	Node   string // of a node: its name
 	Tenant string // of a client; "" for one that has none
 	Role   Role   // of a client
+	Name   string // of a client
 }
 
 type hashedToken struct {
@@ -127,7 +145,7 @@ func (a *Accounts) certified(h Holder) (Caller, error) {
 	if h.Tenant != "" && !a.open && !a.names[h.Tenant] {
 		return Caller{}, fmt.Errorf("tenant %q of the certificate is not configured here: %w", h.Tenant, paging.ErrDenied)
 	}
-	return Caller{Tenant: h.Tenant, Role: h.Role, Admin: h.Role.admin()}, nil
+	return Caller{Tenant: h.Tenant, Role: h.Role, Admin: h.Role.admin(), Name: h.Name}, nil
 }
 
 func (r Role) admin() bool { return r == RoleOperator || r == RoleReadOnly }
@@ -161,7 +179,7 @@ func (a *Accounts) withToken(c Caller, header string) (Caller, error) {
 		return c, fmt.Errorf("token not known: %w", paging.ErrDenied)
 	}
 	t := a.tokens[found]
-	c.Tenant, c.Role, c.Node = t.tenant, t.role, ""
+	c.Tenant, c.Role, c.Node, c.Name = t.tenant, t.role, "", ""
 	c.Admin = t.role.admin()
 	return c, nil
 }

@@ -94,3 +94,19 @@ func TestCallsInFlightAreBounded(t *testing.T) {
 		t.Errorf("refused %d, want 1", got)
 	}
 }
+
+// Who did something, as the audit trail has it.
+func TestCallerText(t *testing.T) {
+	for want, c := range map[string]Caller{
+		"uid 1000":                       {Local: true, UID: 1000, Admin: true, Tenant: DefaultTenant, Role: RoleEngine},
+		"engine of tenant chat, uid 7":   {Local: true, UID: 7, Tenant: "chat", Role: RoleEngine},
+		"operator of tenant chat, uid 7": {Local: true, UID: 7, Tenant: "chat", Role: RoleOperator, Admin: true},
+		"operator of tenant chat":        {Tenant: "chat", Role: RoleOperator, Admin: true},
+		"client on-call (operator)":      {Name: "on-call", Role: RoleOperator, Admin: true},
+		"node gpu-7":                     {Node: "gpu-7"},
+	} {
+		if got := c.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -40,6 +40,7 @@ var methods = []string{
 	"Prefetch", "Cancel", "Retain", "Demote", "Drop", "Pin", "Attach", "ReadPages", "WritePages",
 	"RegisterRegion", "DropRegion", "FetchInto",
 	"GetStatus", "ListTiers", "ListBlocks", "GetBlock", "ListAttachments", "ListNodes", "Explain", "SaveSnapshot", "RestoreSnapshot",
+	"DrainNode", "UndrainNode", "PlanRebalance", "ApplyPlan", "GetPlan", "CancelPlan", "ListAudit",
 	"Locate",
 	"OpenSession", "AppendSession", "GetSession", "ListSessions", "ShareSession", "RetainSession", "CloseSession", "WatchSessions", "MigrateSession", "CancelMigration",
 }
@@ -47,8 +48,8 @@ var methods = []string{
 // Indexes of the first methods of the services after the first.
 const (
 	firstAdmin   = 21
-	firstCluster = 30
-	firstSession = 31
+	firstCluster = 37
+	firstSession = 38
 )
 
 // CallMetrics counts the calls of one kind since the start.
@@ -192,7 +193,7 @@ func (c *calls) authorize(ctx context.Context, method string) error {
 }
 
 // changing are the methods of the AdminService that change something.
-var changing = map[string]bool{"RestoreSnapshot": true}
+var changing = map[string]bool{"RestoreSnapshot": true, "DrainNode": true, "UndrainNode": true, "ApplyPlan": true, "CancelPlan": true}
 
 // stream does the same for streaming calls. Attachments and those who watch sessions
 // have bounds of their own and are long: they take no place.

@@ -135,6 +135,15 @@ func (a *Accounts) caller(ctx context.Context) (Caller, error) {
 	return info.caller, nil
 }
 
+// Who says who makes this call, for the audit trail.
+func (a *Accounts) Who(ctx context.Context) string {
+	c, err := a.caller(ctx)
+	if err != nil {
+		return "unknown"
+	}
+	return c.String()
+}
+
 // engine is the caller of a data call: it needs a tenant and a role that may
 // move pages.
 func (a *Accounts) engine(ctx context.Context) (Caller, error) {
