@@ -243,6 +243,18 @@ func (m *machine) local(names []paging.BlockName) int {
 	return hold.Usable
 }
 
+// hold leases blocks at a node until it is called.
+func (m *machine) hold(names []paging.BlockName) (release func()) {
+	m.w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	hold, err := m.h.Fetch(ctx, tier.FetchRequest{Namespace: m.w.id, Names: names, Local: true})
+	if err != nil {
+		m.w.t.Fatal(err)
+	}
+	return func() { hold.Release() }
+}
+
 func (m *machine) open(session string, change func(*kvtierv1.OpenSessionRequest)) (*kvtierv1.OpenSessionResponse, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()

@@ -38,7 +38,7 @@ func (m *machine) back(session string) {
 			return false
 		}
 		for _, o := range m.w.nodes {
-			if o.up && (o.m.record("t/"+session).GetEpoch() != m.m.record("t/"+session).GetEpoch() || !o.m.serves(m.id) || o != m && !o.n.Reachable(m.id)) {
+			if o.up && (o.m.record("t/"+session).GetEpoch() != m.m.record("t/"+session).GetEpoch() || !o.m.serves(m.id) || !m.m.serves(o.id) || o != m && (!o.n.Reachable(m.id) || !m.n.Reachable(o.id))) {
 				return false
 			}
 		}
