@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -130,7 +131,7 @@ func printSession(out *output, s *client.SessionDetail) error {
 	rows := [][]string{
 		{"session", s.Session},
 		{"tenant", s.Tenant},
-		{"model", s.Model},
+		{"model", cmp.Or(s.Model, "not known to the node that was asked")},
 		{"namespace", s.Namespace[:min(16, len(s.Namespace))]},
 		{"owner", owner},
 		{"epoch", fmt.Sprintf("%d, after %d moves and takeovers", s.Epoch, s.Moves)},
