@@ -30,6 +30,7 @@ type Client struct {
 	keeper  sync.WaitGroup
 	link    atomic.Pointer[link] // nil: none is up
 	private atomic.Int64         // bytes of streamed leases
+	spare   spare                // memory of those that ended
 	staged  atomic.Int64         // bytes of streamed attempts
 	local   atomic.Uint64        // numbers of streamed leases
 	counts  counts
@@ -67,7 +68,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		cfg: cfg, log: cfg.Logger,
+		cfg: cfg, log: cfg.Logger, spare: spare{limit: cfg.PrivateBytes},
 		changed: make(chan struct{}),
 	}
 	c.SessionCalls = c.sessionCalls()

@@ -51,7 +51,8 @@ type Config struct {
 	// Socket (0: the node's default), private with Address (0: 64 MiB).
 	StagingBytes int64
 	// PrivateBytes bounds the memory of leases that hold private copies of pages
-	// (Address only): a Fetch is cut to what fits. 0: 1 GiB.
+	// (Address only): a Fetch is cut to what fits. What was released stays for the
+	// next Fetch, inside the same bound. 0: 1 GiB.
 	PrivateBytes int64
 
 	// CallTimeout bounds each call whose context has no deadline, beside the time

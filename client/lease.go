@@ -251,7 +251,7 @@ func (l *link) askRelease(ctx context.Context, lease *Lease) {
 // finished takes a lease that nobody reads any more off the books.
 func (l *link) finished(lease *Lease, state uint64) {
 	if lease.bytes > 0 {
-		l.client.private.Add(-lease.bytes)
+		l.client.spare.give(lease.own, l.client.private.Add(-lease.bytes))
 	}
 	if lease.ID == 0 || l.mux == nil {
 		return

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/proto/kvstatus"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 )
 
@@ -38,49 +39,15 @@ func (c pageCodec) Unmarshal(data mem.BufferSlice, v any) error {
 // nobody.
 func (c pageCodec) Marshal(v any) (mem.BufferSlice, error) {
 	if out, ok := v.(*outgoing); ok {
-		return mem.BufferSlice{mem.SliceBuffer(out.head()), mem.SliceBuffer(out.data)}, nil
+		return mem.BufferSlice{mem.SliceBuffer(out.Head()), mem.SliceBuffer(out.data)}, nil
 	}
 	return c.CodecV2.Marshal(v)
 }
 
-// Numbers of the fields that are encoded and decoded here, as in pages.proto.
-const (
-	fieldHeader = 1 // of ReadPagesResponse
-	fieldChunk  = 2 // of ReadPagesResponse and WritePagesRequest
-
-	fieldBlock     = 1 // of PageChunk
-	fieldPart      = 2
-	fieldOffset    = 3
-	fieldData      = 4
-	fieldPageBytes = 5
-	fieldChecksum  = 6
-)
-
-// piece is a PageChunk without its bytes.
-type piece struct {
-	block, part              int
-	offset, pageBytes, bytes uint64
-	sum                      uint64
-}
-
 // outgoing is a WritePagesRequest with a piece of a page.
 type outgoing struct {
-	piece
+	kvstatus.Chunk
 	data []byte
-}
-
-// head is the message up to its data, which come last.
-func (o *outgoing) head() []byte {
-	var fields []byte
-	fields = protowire.AppendVarint(protowire.AppendTag(fields, fieldBlock, protowire.VarintType), uint64(o.block))
-	fields = protowire.AppendVarint(protowire.AppendTag(fields, fieldPart, protowire.VarintType), uint64(o.part))
-	fields = protowire.AppendVarint(protowire.AppendTag(fields, fieldOffset, protowire.VarintType), o.offset)
-	fields = protowire.AppendVarint(protowire.AppendTag(fields, fieldPageBytes, protowire.VarintType), o.pageBytes)
-	fields = protowire.AppendFixed64(protowire.AppendTag(fields, fieldChecksum, protowire.Fixed64Type), o.sum)
-	fields = protowire.AppendVarint(protowire.AppendTag(fields, fieldData, protowire.BytesType), uint64(len(o.data)))
-	head := protowire.AppendTag(nil, fieldChunk, protowire.BytesType)
-	head = protowire.AppendVarint(head, uint64(len(fields)+len(o.data)))
-	return append(head, fields...)
 }
 
 // decode takes one ReadPagesResponse. An error is kept in fault too: gRPC turns
@@ -95,9 +62,9 @@ func (in *incoming) decode(data mem.BufferSlice) error {
 			break
 		}
 		switch {
-		case kind == protowire.BytesType && number == fieldHeader:
+		case kind == protowire.BytesType && number == kvstatus.FieldHeader:
 			in.fault = in.decodeHeader(r, bytes)
-		case kind == protowire.BytesType && number == fieldChunk:
+		case kind == protowire.BytesType && number == kvstatus.FieldChunk:
 			in.fault = in.decodeChunk(data, r, bytes)
 		default:
 			in.fault = skip(r, bytes)
@@ -122,7 +89,7 @@ func (in *incoming) decodeHeader(r *mem.Reader, bytes uint64) error {
 // copied from a second reader once everything about them is known: their place
 // in the message is the sender's choice.
 func (in *incoming) decodeChunk(data mem.BufferSlice, r *mem.Reader, bytes uint64) error {
-	var c piece
+	var c kvstatus.Chunk
 	total, dataAt := data.Len(), 0
 	for end := r.Remaining() - int(bytes); r.Remaining() > end; {
 		number, kind, value, err := field(r)
@@ -130,13 +97,13 @@ func (in *incoming) decodeChunk(data mem.BufferSlice, r *mem.Reader, bytes uint6
 			return err
 		}
 		switch {
-		case kind == protowire.BytesType && number == fieldData:
-			dataAt, c.bytes = total-r.Remaining(), value
+		case kind == protowire.BytesType && number == kvstatus.FieldData:
+			dataAt, c.Bytes = total-r.Remaining(), value
 			err = skip(r, value)
 		case kind == protowire.BytesType:
 			err = skip(r, value)
 		default:
-			err = c.set(number, value)
+			err = set(&c, number, value)
 		}
 		if err != nil || r.Remaining() < end {
 			return errWire
@@ -150,23 +117,23 @@ func (in *incoming) decodeChunk(data mem.BufferSlice, r *mem.Reader, bytes uint6
 	return in.piece(&c, from)
 }
 
-func (c *piece) set(number protowire.Number, value uint64) error {
+func set(c *kvstatus.Chunk, number protowire.Number, value uint64) error {
 	switch number {
-	case fieldBlock, fieldPart:
+	case kvstatus.FieldBlock, kvstatus.FieldPart:
 		if value > math.MaxInt32 {
 			return errWire
 		}
-		if number == fieldBlock {
-			c.block = int(value)
+		if number == kvstatus.FieldBlock {
+			c.Block = int(value)
 		} else {
-			c.part = int(value)
+			c.Part = int(value)
 		}
-	case fieldOffset:
-		c.offset = value
-	case fieldPageBytes:
-		c.pageBytes = value
-	case fieldChecksum:
-		c.sum = value
+	case kvstatus.FieldOffset:
+		c.Offset = value
+	case kvstatus.FieldPageBytes:
+		c.PageBytes = value
+	case kvstatus.FieldChecksum:
+		c.Sum = value
 	}
 	return nil
 }

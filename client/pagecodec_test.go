@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kvtier/kvtier/paging"
+	"github.com/kvtier/kvtier/proto/kvstatus"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
 )
 
@@ -25,11 +26,11 @@ func cut(b []byte, n int) mem.BufferSlice {
 
 func TestOutgoingIsWhatProtobufReads(t *testing.T) {
 	page := bytes.Repeat([]byte{1, 2, 3}, 5000)
-	for _, p := range []piece{
-		{},
-		{block: 3, part: 63, offset: 1 << 20, pageBytes: 128 << 20, sum: ^uint64(0)},
+	for _, p := range []kvstatus.Chunk{
+		{Bytes: uint64(len(page))},
+		{Block: 3, Part: 63, Offset: 1 << 20, PageBytes: 128 << 20, Bytes: uint64(len(page)), Sum: ^uint64(0)},
 	} {
-		b, err := pageCodec{}.Marshal(&outgoing{piece: p, data: page})
+		b, err := pageCodec{}.Marshal(&outgoing{Chunk: p, data: page})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +39,7 @@ func TestOutgoingIsWhatProtobufReads(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := m.GetChunk()
-		got := piece{int(c.GetBlock()), int(c.GetPart()), c.GetOffset(), c.GetPageBytes(), 0, c.GetChecksum()}
+		got := kvstatus.Chunk{Block: int(c.GetBlock()), Part: int(c.GetPart()), Offset: c.GetOffset(), PageBytes: c.GetPageBytes(), Bytes: uint64(len(c.GetData())), Sum: c.GetChecksum()}
 		if got != p || !bytes.Equal(c.GetData(), page) {
 			t.Errorf("%+v became %+v with %d bytes", p, got, len(c.GetData()))
 		}

@@ -189,36 +189,36 @@ func (in *incoming) header(h *kvtierv1.ReadPagesHeader) error {
 
 // piece adds a piece, whose bytes come from r, to its page. Pages come whole, one
 // after another.
-func (in *incoming) piece(c *piece, r io.Reader) error {
-	block, part := c.block, c.part
+func (in *incoming) piece(c *kvstatus.Chunk, r io.Reader) error {
+	block, part := c.Block, c.Part
 	if block >= in.lease.Rows || part >= len(in.ns.pageBytes) || !in.lease.Parts.Has(part) {
 		return fmt.Errorf("piece of block %d part %d, which was not asked for: %w", block, part, paging.ErrInvalid)
 	}
-	if c.offset == 0 {
+	if c.Offset == 0 {
 		want := in.ns.pageBytes[part]
 		at := block*in.lease.cols + (in.lease.Parts & paging.AllParts(part)).Len()
-		if c.pageBytes != want || in.lease.own[at].data != nil || !in.ns.Layout.PagesAt(in.first+block, in.lease.Parts).Has(part) {
-			return fmt.Errorf("page of %d bytes for block %d part %d, unasked or twice: %w", c.pageBytes, block, part, paging.ErrInvalid)
+		if c.PageBytes != want || in.lease.own[at].data != nil || !in.ns.Layout.PagesAt(in.first+block, in.lease.Parts).Has(part) {
+			return fmt.Errorf("page of %d bytes for block %d part %d, unasked or twice: %w", c.PageBytes, block, part, paging.ErrInvalid)
 		}
 		in.block, in.part, in.at, in.done = block, part, at, 0
-		in.page = make([]byte, want)
+		in.page = in.lease.link.client.spare.take(want, in.lease.link.client.private.Load())
 		in.sum.Reset()
 	}
-	if in.page == nil || block != in.block || part != in.part || c.offset != in.done || c.bytes == 0 ||
-		c.bytes > kvstatus.MaxChunkBytes || c.bytes > uint64(len(in.page))-in.done {
-		return fmt.Errorf("piece of %d bytes at %d of block %d part %d out of order: %w", c.bytes, c.offset, block, part, paging.ErrInvalid)
+	if in.page == nil || block != in.block || part != in.part || c.Offset != in.done || c.Bytes == 0 ||
+		c.Bytes > kvstatus.MaxChunkBytes || c.Bytes > uint64(len(in.page))-in.done {
+		return fmt.Errorf("piece of %d bytes at %d of block %d part %d out of order: %w", c.Bytes, c.Offset, block, part, paging.ErrInvalid)
 	}
-	into := in.page[in.done : in.done+c.bytes]
+	into := in.page[in.done : in.done+c.Bytes]
 	if _, err := io.ReadFull(r, into); err != nil {
 		return errWire
 	}
 	_, _ = in.sum.Write(into) // never fails
-	in.done += c.bytes
+	in.done += c.Bytes
 	if in.done < uint64(len(in.page)) {
 		return nil
 	}
 	counts := &in.lease.link.client.counts
-	if sum := in.sum.Sum64(); sum == c.sum {
+	if sum := in.sum.Sum64(); sum == c.Sum {
 		in.lease.own[in.at] = private{data: in.page, sum: sum}
 		counts.pages.Add(1)
 		counts.streamed.Add(int64(in.done))

@@ -169,9 +169,10 @@ func (a *Attempt) sendRow(s *pageStream, stream grpc.ClientStream, row, block in
 		sum := paging.Checksum(page)
 		for offset := 0; offset < len(page); offset += kvstatus.MaxChunkBytes {
 			out := &outgoing{
-				piece: piece{block: block, part: part, offset: uint64(offset), pageBytes: uint64(len(page)), sum: sum},
+				Chunk: kvstatus.Chunk{Block: block, Part: part, Offset: uint64(offset), PageBytes: uint64(len(page)), Sum: sum},
 				data:  page[offset:min(offset+kvstatus.MaxChunkBytes, len(page))],
 			}
+			out.Bytes = uint64(len(out.data))
 			if err := stream.SendMsg(out); err != nil {
 				return err
 			}

@@ -63,17 +63,15 @@ func (p *pagesService) open(ctx context.Context, caller Caller, m *kvtierv1.Read
 }
 
 func sendPages(reading Reading, stream grpc.ServerStreamingServer[kvtierv1.ReadPagesResponse]) error {
-	// One message for all chunks: Send encodes before it returns, and the data is
-	// borrowed from the pinned page until then.
-	chunk := &kvtierv1.PageChunk{}
-	out := &kvtierv1.ReadPagesResponse{Message: &kvtierv1.ReadPagesResponse_Chunk{Chunk: chunk}}
+	pins := &pins{}
+	defer pins.wait(stream.Context())
 	for page, ok := reading.Next(); ok; page, ok = reading.Next() {
-		chunk.Block, chunk.Part = uint32(page.Block), uint32(page.Part)
-		chunk.PageBytes, chunk.Checksum = uint64(len(page.Bytes)), page.Sum
 		for offset := 0; offset < len(page.Bytes); offset += kvstatus.MaxChunkBytes {
-			chunk.Offset = uint64(offset)
-			chunk.Data = page.Bytes[offset:min(offset+kvstatus.MaxChunkBytes, len(page.Bytes))]
-			if err := stream.Send(out); err != nil {
+			data := page.Bytes[offset:min(offset+kvstatus.MaxChunkBytes, len(page.Bytes))]
+			err := stream.SendMsg(&piece{data: data, pins: pins, Chunk: kvstatus.Chunk{
+				Block: page.Block, Part: page.Part, Offset: uint64(offset), PageBytes: uint64(len(page.Bytes)), Bytes: uint64(len(data)), Sum: page.Sum,
+			}})
+			if err != nil {
 				return err
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
@@ -74,6 +75,7 @@ func New(cfg Config) *Server {
 		grpc.InitialWindowSize(streamWindowBytes),
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.WaitForHandlers(true),
+		grpc.ForceServerCodecV2(pageCodec{encoding.GetCodecV2("proto")}),
 		grpc.UnaryInterceptor(c.unary),
 		grpc.StreamInterceptor(c.stream),
 	}
