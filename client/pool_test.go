@@ -1,7 +1,9 @@
 package client_test
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	"github.com/kvtier/kvtier/paging/shm"
 	"github.com/kvtier/kvtier/server"
 	"github.com/kvtier/kvtier/server/servertest"
+	"github.com/kvtier/kvtier/tier"
 )
 
 // openPool starts a daemon with an HBM tier on the host device and a client that
@@ -250,10 +253,31 @@ func TestWriteOnTheDevice(t *testing.T) {
 	}
 }
 
+// recorded is a device tier of which the test knows where commits went.
+type recorded struct {
+	server.HBM
+	gathered []tier.Ref
+}
+
+func (r *recorded) Gather(pages []tier.Page, from [][]tier.Span, refs []tier.Ref, host [][]byte, errs []error) {
+	r.gathered = append(r.gathered, refs...)
+	r.HBM.Gather(pages, from, refs, host, errs)
+}
+
 // An engine's own KV cache: K and V of each part lie in planes of their own, and
 // blocks go in and come out where the engine wants them.
 func TestRegion(t *testing.T) {
-	n, c := openPool(t)
+	conf, drivers, device := servertest.Config(t), servertest.Drivers(), new(recorded)
+	conf.HBMBytes = 32 << 20
+	openHBM := drivers.HBM
+	drivers.HBM = func(ctx context.Context, cfg server.Config, log *slog.Logger, added func(string)) (_ server.HBM, err error) {
+		device.HBM, err = openHBM(ctx, cfg, log, added)
+		return device, err
+	}
+	n := servertest.Start(t, conf, drivers)
+	face := daemonFaces(n)[false]
+	face.DevicePool = true
+	c := open(t, face)
 	ns := register(t, c)
 	const blocks, page0, page1 = 16, 16 << 10, 4096
 	mem, err := shm.CreateStaging("kvtier-test-engine", blocks*(page0+page1))
@@ -320,13 +344,38 @@ func TestRegion(t *testing.T) {
 			}
 		}
 	}
+	// The head came from the device, where the commit had put it, and a page that was
+	// damaged there comes from RAM.
+	if got.Tiers[0] != client.TierHBM {
+		t.Errorf("served from %v", got.Tiers)
+	}
+	clear(mem.Bytes())
+	device.Bytes(device.gathered[2*2], page0)[100] ^= 1 // part 0 of the third block
+	if got, err = c.FetchInto(t.Context(), client.FetchIntoRequest{Namespace: ns, Names: names, Region: region, Blocks: back[:6], Timeout: time.Second}); err != nil ||
+		got.Usable != 6 || got.Tiers[1] != client.TierHBM || got.Tiers[2] != client.TierRAM || len(got.Shortfalls) != 0 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	for i, name := range names {
+		for part := range 2 {
+			if err := checkPage(name, part, slices.Concat(at(back[i], part)...)); err != nil {
+				t.Errorf("after damage: %v", err)
+			}
+		}
+	}
+	if m := n.Metrics().Hierarchy; m.CorruptPages != 1 || m.DroppedCopies != 1 {
+		t.Errorf("%d damaged pages were found, %d copies dropped", m.CorruptPages, m.DroppedCopies)
+	}
 	// What does not fit is refused at once.
 	for name, spoil := range map[string]func(r *client.RegionRequest){
 		"beyond the end": func(r *client.RegionRequest) { r.Blocks = 17 },
 		"wrong stride":   func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 1, BlockStride: 1 << 40}} },
-		"odd pieces":     func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 0, Pieces: 3}} },
-		"no such part":   func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 2}} },
-		"other length":   func(r *client.RegionRequest) { r.Bytes += 4096 },
+		"blocks overlap": func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 1, BlockStride: page1 - 16}} },
+		"pieces overlap": func(r *client.RegionRequest) {
+			r.Parts = []client.RegionPart{{Part: 0, BlockStride: page0 / 2, Pieces: 2, PieceStride: page0 / 2}}
+		},
+		"odd pieces":   func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 0, Pieces: 3}} },
+		"no such part": func(r *client.RegionRequest) { r.Parts = []client.RegionPart{{Part: 2}} },
+		"other length": func(r *client.RegionRequest) { r.Bytes += 4096 },
 	} {
 		bad := request
 		spoil(&bad)

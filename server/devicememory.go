@@ -272,6 +272,9 @@ func (r *region) describe(parts []rpc.RegionPart, bytes uint64) error {
 		if hi != 0 || end > bytes {
 			return fmt.Errorf("parts[%d]: %d blocks end at byte %d of a region of %d: %w", i, r.blocks, end, bytes, paging.ErrInvalid)
 		}
+		if !apart(&p, page/uint64(p.Pieces), uint64(r.blocks)) {
+			return fmt.Errorf("parts[%d]: with block_stride %d and piece_stride %d pages overlap: %w", i, p.BlockStride, p.PieceStride, paging.ErrInvalid)
+		}
 		r.places[p.Part] = p
 		r.parts = r.parts.With(int(p.Part))
 	}
@@ -279,6 +282,14 @@ func (r *region) describe(parts []rpc.RegionPart, bytes uint64) error {
 		return fmt.Errorf("a region without parts: %w", paging.ErrInvalid)
 	}
 	return nil
+}
+
+// apart says whether no two pieces, each of so many bytes, share a byte: the blocks
+// lie one after another in each plane of pieces, or the pieces in each block.
+func apart(p *rpc.RegionPart, piece, blocks uint64) bool {
+	planes := p.Pieces == 1 || p.PieceStride >= (blocks-1)*p.BlockStride+piece
+	rows := blocks == 1 || p.BlockStride >= uint64(p.Pieces-1)*p.PieceStride+piece
+	return (blocks == 1 || p.BlockStride >= piece) && (p.Pieces == 1 || p.PieceStride >= piece) && (planes || rows)
 }
 
 // useRegion finds a region and counts a user of it, for pages of these parts.
@@ -331,60 +342,4 @@ func (a *attachment) DropRegion(id uint32) error {
 		a.node.freeDevice([]tier.Shared{r.mem})
 	}
 	return nil
-}
-
-// FetchInto implements rpc.Reader.
-func (a *attachment) FetchInto(ctx context.Context, r *rpc.FetchIntoRequest, res *rpc.FetchResult) error {
-	layout, err := a.namespace(r.Namespace)
-	if err != nil {
-		return err
-	}
-	reg, err := a.useRegion(r.Region, r.Namespace, r.Parts, r.Blocks, len(r.Names))
-	if err != nil {
-		return err
-	}
-	defer a.endUse(reg)
-	parts := r.Parts
-	if parts == 0 {
-		parts = reg.parts
-	}
-	h, err := a.node.hier.Fetch(ctx, tier.FetchRequest{Namespace: r.Namespace, Names: r.Names, First: r.First, Parts: parts, Resident: r.Timeout <= 0})
-	if err != nil {
-		return err
-	}
-	defer h.Release()
-	c := fetchCall{request: &rpc.FetchRequest{}, layout: layout, parts: parts}
-	fillFetch(&c, h, res)
-	res.Slots = res.Slots[:0]
-	return a.scatter(reg, h, r.Blocks)
-}
-
-// scatter copies what a hold has into blocks of a region.
-func (a *attachment) scatter(reg *region, h *tier.Hold, blocks []uint32) error {
-	var host [][]byte
-	var to [][]tier.Span
-	for row := range h.Tiers {
-		column := 0
-		for p := h.Parts; p != 0; p &= p - 1 {
-			if page := h.Page(row, column); page != nil {
-				host = append(host, page)
-				to = append(to, reg.spans(blocks[row], bits.TrailingZeros64(uint64(p))))
-			}
-			column++
-		}
-	}
-	if len(host) == 0 {
-		return nil
-	}
-	errs := make([]error, len(host))
-	a.node.hbm.Scatter(make([]tier.Ref, len(host)), host, to, errs)
-	for _, err := range errs {
-		if done := tier.Unsettled(err); done != nil {
-			select { // the device may still write: nothing is given back before
-			case <-done:
-			case <-a.node.ctx.Done():
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

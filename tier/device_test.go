@@ -268,7 +268,8 @@ func (k *kit) scatter(_ *tier.Hold, device *hbm.Arena, working tier.Shared, memo
 	defer down.Release()
 	errs := make([]error, 2)
 	to := [][]tier.Span{{{Addr: working.Addr(), Bytes: devicePage}}, {{Addr: working.Addr() + devicePage, Bytes: 100}, {Addr: working.Addr() + 4*devicePage, Bytes: devicePage - 100}}}
-	device.Scatter([]tier.Ref{up.Ref(0, 0), 0}, [][]byte{nil, down.Page(0, 0)}, to, errs)
+	pages := []tier.Page{{Bytes: devicePage, Sum: up.Slots[0].Sum}, {Bytes: devicePage, Sum: down.Slots[0].Sum}}
+	device.Scatter(pages, []tier.Ref{up.Ref(0, 0), 0}, [][]byte{nil, down.Page(0, 0)}, to, errs)
 	if errs[0] != nil || errs[1] != nil {
 		k.t.Fatal(errs)
 	}

@@ -191,6 +191,23 @@ func (f *fetch) grantDevice(hold *Hold, i int) Kind {
 	return HBM
 }
 
+// Damaged says that a page of the hold, which must not be released yet, was found
+// damaged where it lies on the device: nobody else gets that copy.
+func (hold *Hold) Damaged(row, column int) {
+	h := hold.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	id, part := hold.ids[row], 0
+	for s := hold.Parts; s != 0; s &= s - 1 {
+		if part = bits.TrailingZeros64(uint64(s)); column == 0 {
+			break
+		}
+		column--
+	}
+	h.mu.metrics.CorruptPages++
+	h.dropDevice(id, h.mu.index.at(id), part)
+}
+
 // releaseDevice gives up what a Hold has on the device.
 func (hold *Hold) releaseDevice() {
 	for _, id := range hold.ids {

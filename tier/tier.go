@@ -296,8 +296,10 @@ type Engines interface {
 	Gather(pages []Page, from [][]Span, refs []Ref, host [][]byte, errs []error)
 
 	// Scatter copies page i from the slot refs[i], or where that is 0 from host[i],
-	// to its spans.
-	Scatter(refs []Ref, host [][]byte, to [][]Span, errs []error)
+	// to its spans. After the copy the bytes in the slot are summed and compared with
+	// pages[i].Sum; of a page from the host those at its span are, if it has one of
+	// whole 16 bytes. paging.ErrCorrupt: they differ, the spans hold nothing of use.
+	Scatter(pages []Page, refs []Ref, host [][]byte, to [][]Span, errs []error)
 }
 
 // Shared is memory on a device that an engine maps too: working pages that the

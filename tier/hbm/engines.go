@@ -57,7 +57,7 @@ func copies(at gpu.Addr, spans []tier.Span, in bool) []gpu.Copy {
 }
 
 // Scatter implements tier.Engines.
-func (a *Arena) Scatter(refs []tier.Ref, host [][]byte, to [][]tier.Span, errs []error) {
+func (a *Arena) Scatter(pages []tier.Page, refs []tier.Ref, host [][]byte, to [][]tier.Span, errs []error) {
 	a.use.RLock()
 	defer a.use.RUnlock()
 	if a.refuseClosed(errs) {
@@ -65,10 +65,16 @@ func (a *Arena) Scatter(refs []tier.Ref, host [][]byte, to [][]tier.Span, errs [
 	}
 	items := make([]item, len(refs))
 	for i := range refs {
-		items[i] = item{scatter: to[i], src: host[i]}
-		if refs[i] != 0 {
-			items[i].slot, items[i].src = a.Addr(refs[i]), nil
+		it := item{scatter: to[i], src: host[i], bytes: int64(pages[i].Bytes), want: pages[i].Sum}
+		switch {
+		case refs[i] != 0:
+			it.slot, it.src = a.Addr(refs[i]), nil
+		case len(to[i]) == 1 && to[i][0].Addr%16 == 0 && summable(it.bytes):
+			it.slot = gpu.Addr(to[i][0].Addr)
+		default:
+			it.only = true
 		}
+		items[i] = it
 	}
 	a.moveEach(items, errs)
 }

@@ -38,7 +38,7 @@ type item struct {
 	dst   []byte     // copied out of the slot; nil: nothing is
 	only  bool       // it has no slot: what comes in goes to dst and is summed there
 
-	scatter []tier.Span // the page goes to these, from src or the slot; nothing is summed
+	scatter []tier.Span // the page goes to these, from src or the slot; then what is at slot is summed
 	sum     uint64      // found in the slot
 	err     error
 }
@@ -137,26 +137,32 @@ func (l *lane) batch(find finder, items []item) error {
 	}
 	for i := range items {
 		it := &items[i]
-		if it.only {
-			continue
-		}
-		if summable(it.bytes) {
-			it.sum = binary.LittleEndian.Uint64(l.host[detourBytes+8*i:])
-		} else if it.sum, err = l.sumByDetour(it); err != nil {
+		if err := l.compare(i, it); err != nil {
 			return err
 		}
-		switch {
-		case it.any:
-			it.want = it.sum
-		case it.sum != it.want:
-			it.err = fmt.Errorf("page on the device has checksum %016x, want %016x: %w", it.sum, it.want, paging.ErrCorrupt)
-			continue
-		}
-		if it.dst != nil && !direct[i] {
+		if it.err == nil && !it.only && it.dst != nil && !direct[i] {
 			if err := l.outByDetour(it.dst, it.slot); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// compare judges item i by the sum that the device found, unless it has no slot.
+func (l *lane) compare(i int, it *item) (err error) {
+	if it.only {
+		return nil
+	}
+	if summable(it.bytes) {
+		it.sum = binary.LittleEndian.Uint64(l.host[detourBytes+8*i:])
+	} else if it.sum, err = l.sumByDetour(it); err != nil {
+		return err
+	}
+	if it.any {
+		it.want = it.sum
+	} else if it.sum != it.want {
+		it.err = fmt.Errorf("page on the device has checksum %016x, want %016x: %w", it.sum, it.want, paging.ErrCorrupt)
 	}
 	return nil
 }
@@ -312,7 +318,8 @@ func (l *lane) gatherPlain(items []item) error {
 	return nil
 }
 
-// scatter copies pages to where engines want them, and waits.
+// scatter copies pages to where engines want them, sums what is at their slots,
+// and waits.
 func (l *lane) scatter(find finder, items []item) error {
 	var batch []gpu.Copy
 	for i := range items {
@@ -338,5 +345,16 @@ func (l *lane) scatter(find finder, items []item) error {
 			return deviceError(err)
 		}
 	}
-	return l.sync()
+	if err := l.sum(items); err != nil {
+		return err
+	}
+	if err := l.sync(); err != nil {
+		return err
+	}
+	for i := range items {
+		if err := l.compare(i, &items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
