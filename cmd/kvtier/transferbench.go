@@ -34,6 +34,7 @@ func transferWorkloads(node func() bench.NodeConfig, dir *string) []workload {
 	}
 	return []workload{
 		migrateWorkload(node, dir),
+		drainWorkload(node, dir),
 		one("remote", "Pages of another node through Fetch, against a plain TCP copy that checks them", bench.Remote),
 		one("stream", "Pages over the gRPC stream of a client on another machine, against the same", bench.Stream),
 	}
@@ -56,6 +57,29 @@ func migrateWorkload(node func() bench.NodeConfig, dir *string) workload {
 				return nil, usagef("--page-bytes: want 4KiB to 16MiB")
 			}
 			rep, err := bench.Migrate(ctx, cfg)
+			if err != nil {
+				return nil, err
+			}
+			return rep, nil
+		},
+	}
+}
+
+// drainWorkload empties a node under load.
+func drainWorkload(node func() bench.NodeConfig, dir *string) workload {
+	limit := server.Size(100 << 20)
+	return workload{
+		use: "drain", short: "A node that is emptied under load: failed fetches, bandwidth against its limit, and whether all is elsewhere",
+		bind: func(cmd *cobra.Command) { cmd.Flags().Var(&limit, "max-bandwidth", "most bytes a second") },
+		run: func(ctx context.Context, full bool, update func(done, total int64)) (bench.Report, error) {
+			cfg := bench.DrainConfig{PageBytes: 256 << 10, Bytes: 1 << 30, Limit: int64(limit), Node: node(), TempDir: *dir, Progress: update}
+			if full {
+				cfg.Bytes = 10 << 30
+			}
+			if cfg.Limit < 1<<20 {
+				return nil, usagef("--max-bandwidth: want at least 1MiB")
+			}
+			rep, err := bench.Drain(ctx, cfg)
 			if err != nil {
 				return nil, err
 			}
