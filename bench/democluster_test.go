@@ -39,7 +39,7 @@ func TestDemoCluster(t *testing.T) {
 	if last != total || total != 2*r.Requests+actSteps {
 		t.Errorf("progress ended at %d of %d", last, total)
 	}
-	if s := r.Session; s == nil || s.BytesCopied < actBytes || s.Bytes < s.BytesCopied || s.Decodes != 4 || s.PauseMS <= 0 {
+	if s := r.Session; s == nil || s.BytesCopied < actBytes || s.Bytes < s.BytesCopied || s.Decodes != 4 || s.PauseMS <= 0 || s.DrainedBytes == 0 || s.Fetches == 0 {
 		t.Errorf("the session that moves: %+v", s)
 	}
 	checkClusterReport(t, r)
@@ -68,7 +68,7 @@ func checkClusterReport(t *testing.T, r *ClusterReport) {
 	if err := WriteTable(&table, r); err != nil {
 		t.Fatal(err)
 	}
-	for _, row := range []string{"without directory", "from other nodes", "leader killed", "node killed", "wrong pages", "lost durable blocks", "session moved", "pause"} {
+	for _, row := range []string{"without directory", "from other nodes", "leader killed", "node killed", "wrong pages", "lost durable blocks", "session moved", "pause", "node drained", "failed fetches"} {
 		if !strings.Contains(table.String(), row) {
 			t.Errorf("the table has no row %q:\n%s", row, &table)
 		}

@@ -26,7 +26,8 @@ replay goes on. It exits 1 if a page was wrong or a request failed.
 With --nodes it starts as many nodes, replays the trace with each request on one of
 them at random, first apart and then as one cluster, and kills the leader of the
 directory and later another node. At last an agent's session is decoded on one node,
-moves to another while it goes on, and is decoded there.`,
+moves to another while it goes on, and is decoded there; then the first node is
+drained under load and stopped.`,
 		Args: noArgs,
 	}
 	cmd.Flags().StringVar(&dir, "temp-dir", "", "`directory` for the working directory; default: $TMPDIR or /tmp")
