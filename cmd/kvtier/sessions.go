@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/kvtier/kvtier/bench"
 	"github.com/kvtier/kvtier/client"
+	"github.com/kvtier/kvtier/paging"
 )
 
 func newSessions(out *output) *cobra.Command {
@@ -91,6 +93,31 @@ func amount(s *client.SessionInfo, tier string) string {
 	return "-"
 }
 
+// sessionOut is what show prints as JSON.
+type sessionOut struct {
+	*client.SessionDetail
+	History []client.AuditRecord `json:"history"` // its moves and takeovers, as far back as the audit trail goes
+}
+
+// maxHistory is how far back the audit trail is read.
+const maxHistory = 10_000
+
+// historyOf is what the audit trail tells of a session. Callers who may not read the
+// trail see none.
+func historyOf(ctx context.Context, a *client.Admin, session string) ([]client.AuditRecord, error) {
+	out := []client.AuditRecord{}
+	trail, err := a.Audit(ctx, time.Time{}, maxHistory)
+	if errors.Is(err, paging.ErrDenied) {
+		return out, nil
+	}
+	for _, r := range trail {
+		if r.Subject == session {
+			out = append(out, r)
+		}
+	}
+	return out, err
+}
+
 func newSessionsShow(at *target, out *output) *cobra.Command {
 	var tenant string
 	cmd := &cobra.Command{
@@ -104,10 +131,14 @@ func newSessionsShow(at *target, out *output) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if out.json() {
-					return out.value(s)
+				one := sessionOut{SessionDetail: s}
+				if one.History, err = historyOf(ctx, a, s.Tenant+"/"+s.Session); err != nil {
+					return err
 				}
-				return printSession(out, s)
+				if out.json() {
+					return out.value(one)
+				}
+				return printSession(out, &one)
 			})
 		},
 	}
@@ -115,7 +146,7 @@ func newSessionsShow(at *target, out *output) *cobra.Command {
 	return cmd
 }
 
-func printSession(out *output, s *client.SessionDetail) error {
+func printSession(out *output, s *sessionOut) error {
 	second := s.SecondName
 	if second == "" {
 		second = "no other node: with its owner's disk the chain is lost, unless its engine has it"
@@ -150,7 +181,10 @@ func printSession(out *output, s *client.SessionDetail) error {
 	if s.AbsentBlocks > 0 {
 		rows = append(rows, []string{"not at its owner", fmt.Sprintf("%d blocks", s.AbsentBlocks)})
 	}
-	if err := out.table(nil, rows); err != nil || len(s.Runs) == 0 {
+	if err := out.table(nil, rows); err != nil {
+		return err
+	}
+	if err := printHistory(out, s.History); err != nil || len(s.Runs) == 0 {
 		return err
 	}
 	fmt.Fprintln(out.w)
@@ -165,7 +199,19 @@ func printSession(out *output, s *client.SessionDetail) error {
 	return out.table([]string{"blocks", "count", "where"}, places)
 }
 
-func retentionText(s *client.SessionDetail) string {
+func printHistory(out *output, history []client.AuditRecord) error {
+	if len(history) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out.w)
+	var rows [][]string
+	for _, r := range history {
+		rows = append(rows, []string{r.Time.Format(time.RFC3339), r.What, r.Outcome, r.Who})
+	}
+	return out.table([]string{"time", "what", "outcome", "by"}, rows)
+}
+
+func retentionText(s *sessionOut) string {
 	text := fmt.Sprintf("priority %d", s.Priority)
 	if s.TTLS > 0 {
 		return text + ", for " + seconds(s.TTLS) + " after its last use"

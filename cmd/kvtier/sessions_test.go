@@ -59,11 +59,12 @@ func TestPrintedSessions(t *testing.T) {
 	all := someSessions()
 	take("sessions.txt", printSessions(text, all, true))
 	take("sessions.json", js.value(map[string]any{"sessions": all, "more": false}))
-	one := &client.SessionDetail{SessionInfo: all[0], Runs: []client.SessionRun{
-		{First: 0, Blocks: 500, Places: []string{"gpu-7 HBM", "gpu-8"}}, {First: 500, Blocks: 60_000, Places: []string{"gpu-7 RAM"}}, {First: 60_500, Blocks: 2000, Places: []string{}}}}
+	one := &sessionOut{SessionDetail: &client.SessionDetail{SessionInfo: all[0], Runs: []client.SessionRun{
+		{First: 0, Blocks: 500, Places: []string{"gpu-7 HBM", "gpu-8"}}, {First: 500, Blocks: 60_000, Places: []string{"gpu-7 RAM"}}, {First: 60_500, Blocks: 2000, Places: []string{}}}},
+		History: []client.AuditRecord{{Number: 7, Time: time.Unix(1_700_000_000, 0).UTC(), Who: "cluster", What: "session moved", Subject: "blue/chat-42", Outcome: "from gpu-6 to gpu-7, epoch 3"}}}
 	take("session.txt", printSession(text, one))
 	take("session.json", js.value(one))
-	lonely := &client.SessionDetail{SessionInfo: all[1]}
+	lonely := &sessionOut{SessionDetail: &client.SessionDetail{SessionInfo: all[1]}, History: []client.AuditRecord{}}
 	take("session-lonely.txt", printSession(text, lonely))
 	plan := &client.MovePlan{Session: all[0], TargetName: "gpu-8", LackingBlocks: 60_000, LackingBytes: 120 << 30, LackingTokens: 960_000, NowhereBlocks: 2000, CopyS: 96, RecomputeS: 40, RecomputeIsCheaper: true}
 	printMovePlan(text, plan, true)
