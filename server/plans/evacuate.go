@@ -219,12 +219,12 @@ func (e *evacuation) pass(ctx context.Context, todo []soleBlock, h *holdings) (c
 		if !e.wanted() {
 			break
 		}
-		got, problem := e.push(ctx, c, h)
+		got, sent, problem := e.push(ctx, c, h)
 		if problem != "" {
 			why = problem
 		}
 		arrived = append(arrived, got...)
-		if e.pace.wait(ctx, c.bytes) != nil {
+		if e.pace.wait(ctx, sent) != nil {
 			break
 		}
 	}
@@ -233,8 +233,8 @@ func (e *evacuation) pass(ctx context.Context, todo []soleBlock, h *holdings) (c
 }
 
 // push has the target that is best now copy the blocks of a call, and another one where
-// it has no room.
-func (e *evacuation) push(ctx context.Context, c call, h *holdings) (got []soleBlock, why string) {
+// it has no room. sent is what travelled: others may have brought some meanwhile.
+func (e *evacuation) push(ctx context.Context, c call, h *holdings) (got []soleBlock, sent int64, why string) {
 	blocks := make([]cluster.Block, len(c.blocks))
 	for i, b := range c.blocks {
 		blocks[i] = cluster.Block{Name: b.id.Name, Parts: c.parts, Position: b.at}
@@ -242,13 +242,13 @@ func (e *evacuation) push(ctx context.Context, c call, h *holdings) (got []soleB
 	full := map[placement.NodeID]bool{}
 	for range pushTries {
 		if ctx.Err() != nil || !e.wanted() {
-			return nil, ""
+			return got, sent, ""
 		}
 		to, some := e.target(h, full)
 		if !some { // all are full: their disks take up what is written down
 			clear(full)
 			if !pause(ctx, pushPause) {
-				return nil, why
+				return got, sent, why
 			}
 			continue
 		}
@@ -259,6 +259,7 @@ func (e *evacuation) push(ctx context.Context, c call, h *holdings) (got []soleB
 			full[to], why = true, err.Error()
 			continue
 		}
+		sent += n
 		room := true
 		for i, reason := range reasons {
 			switch reason {
@@ -276,11 +277,11 @@ func (e *evacuation) push(ctx context.Context, c call, h *holdings) (got []soleB
 		e.answer.LeftBytes -= min(e.answer.LeftBytes, uint64(n))
 		e.mu.Unlock()
 		if len(got) > 0 || room {
-			return got, why
+			return got, sent, why
 		}
 		full[to] = true
 	}
-	return nil, why
+	return got, sent, why
 }
 
 func pause(ctx context.Context, d time.Duration) bool {
