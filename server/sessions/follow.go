@@ -153,6 +153,7 @@ func (m *Manager) look() {
 		case <-m.ctx.Done():
 			return
 		case now := <-tick.C:
+			m.caughtUp()
 			m.takeOverIncoming()
 			m.endStrays(now)
 			if now.Sub(expired) >= expireEvery {

@@ -318,7 +318,7 @@ func (m *Manager) own(ctx context.Context, full string) (x *directory.Session, l
 	mine := false
 	switch {
 	case x == nil:
-		err = notFound(full)
+		err = m.absent(full)
 	case !bytes.Equal(x.GetOwner(), m.cfg.Self[:]):
 		err = m.moved(x)
 	default:

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -65,6 +66,7 @@ type Manager struct {
 	cluster *cluster.Node
 	tier    *tier.Hierarchy
 
+	caught  atomic.Bool // the replica has applied all of its log, with a leader
 	moves   moves
 	counts  counts
 	touches chan struct{} // bounds touch
@@ -244,6 +246,29 @@ func (m *Manager) node(id placement.NodeID) (rec directory.Node, ok bool) {
 func (m *Manager) serves(id placement.NodeID) bool {
 	rec, ok := m.node(id)
 	return ok && (rec.State == kvtierv1.NodeState_NODE_STATE_UP || rec.State == kvtierv1.NodeState_NODE_STATE_DRAINING)
+}
+
+// absent is why a session is not known here: it is not, or this node's replica of the
+// directory has not read its log again since the start.
+func (m *Manager) absent(full string) error {
+	if !m.caughtUp() {
+		_, name := splitName(full)
+		return fmt.Errorf("session %q: this node's replica of the directory is behind: %w", name, paging.ErrUnavailable)
+	}
+	return notFound(full)
+}
+
+// caughtUp reports whether the replica has applied all of its log at some time since the
+// start.
+func (m *Manager) caughtUp() bool {
+	if m.caught.Load() {
+		return true
+	}
+	st := m.directory().Status()
+	if st.HasLeader && st.Behind == 0 {
+		m.caught.Store(true)
+	}
+	return m.caught.Load()
 }
 
 // notFound names a session that is not there.

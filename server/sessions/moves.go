@@ -134,7 +134,7 @@ func (m *Manager) BeginMove(ctx context.Context, full string, to placement.NodeI
 	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
-		return notFound(full)
+		return m.absent(full)
 	case ownerOf(x) == m.cfg.Self:
 		_, err := m.migrateHere(ctx, full, q)
 		return err
@@ -154,7 +154,7 @@ func (m *Manager) MoveProgress(ctx context.Context, full string) (*kvtierv1.Move
 	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
-		return nil, notFound(full)
+		return nil, m.absent(full)
 	case ownerOf(x) == m.cfg.Self:
 		return m.moveHere(full)
 	}
@@ -181,7 +181,7 @@ func (m *Manager) CancelMove(ctx context.Context, full string) error {
 	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
-		return notFound(full)
+		return m.absent(full)
 	case ownerOf(x) == m.cfg.Self:
 		m.cancelHere(full)
 		return nil
@@ -275,7 +275,7 @@ func (m *Manager) Migrate(ctx context.Context, r *kvtierv1.MigrateSessionRequest
 func (m *Manager) migrateAt(ctx context.Context, full string, q *kvtierv1.MigrateSessionRequest) (placement.NodeID, *kvtierv1.MigrateSessionResponse, error) {
 	x := m.lookup(ctx, full)
 	if x == nil {
-		return placement.NodeID{}, nil, notFound(full)
+		return placement.NodeID{}, nil, m.absent(full)
 	}
 	owner := ownerOf(x)
 	if owner == m.cfg.Self {

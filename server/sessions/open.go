@@ -409,7 +409,7 @@ func (m *Manager) atOwner(ctx context.Context, full string, q *kvtierv1.SessionC
 	x := m.lookup(ctx, full)
 	switch {
 	case x == nil:
-		return false, notFound(full)
+		return false, m.absent(full)
 	case ownerOf(x) == m.cfg.Self:
 		return true, nil
 	}

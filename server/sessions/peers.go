@@ -96,7 +96,7 @@ func (m *Manager) answerNames(_ context.Context, _ placement.NodeID, argument []
 	}
 	x := m.record(q.GetSession())
 	if x == nil {
-		return nil, notFound(q.GetSession())
+		return nil, m.absent(q.GetSession())
 	}
 	names, proven, err := m.cfg.Store.best(q.GetSession(), endOf(x.GetChain()))
 	if err != nil {
@@ -172,7 +172,7 @@ func (m *Manager) doCall(ctx context.Context, q *kvtierv1.SessionCall) (answer, 
 	x := m.record(full)
 	switch {
 	case x == nil:
-		return nil, notFound(full)
+		return nil, m.absent(full)
 	case ownerOf(x) != m.cfg.Self: // it moved meanwhile: whoever asks finds out where
 		return nil, m.moved(x)
 	}

@@ -59,7 +59,7 @@ func (m *Manager) Get(ctx context.Context, r *kvtierv1.GetSessionRequest) (*kvti
 	}
 	x := m.lookup(ctx, full)
 	if x == nil {
-		return nil, notFound(full)
+		return nil, m.absent(full)
 	}
 	if owner := ownerOf(x); owner != m.cfg.Self && m.cluster.Reachable(owner) && (r.GetPlacement() || r.GetUsage()) {
 		a := &kvtierv1.GetSessionResponse{}
@@ -122,7 +122,7 @@ func (m *Manager) Names(ctx context.Context, tenant, session string, from, to ui
 	}
 	x := m.lookup(ctx, full)
 	if x == nil {
-		return ns, nil, notFound(full)
+		return ns, nil, m.absent(full)
 	}
 	if names, err = m.namesOf(ctx, x); err != nil {
 		return ns, nil, err
