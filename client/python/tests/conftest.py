@@ -28,6 +28,7 @@ class Node:
         self.directory = directory
         self.socket = str(directory / "k.sock")
         self.address = ""
+        self.peers = ""
         self.flags = {
             "dir": str(directory / "data"),
             "socket": self.socket,
@@ -54,6 +55,7 @@ class Node:
             raise AssertionError(f"the daemon did not start: {line!r} {(self.directory / 'log').read_text()}")
         said = dict(word.split("=", 1) for word in line.split() if "=" in word)
         self.address = said.get("listen", "off")
+        self.peers = said.get("peers", "")
 
     @property
     def pid(self) -> int:

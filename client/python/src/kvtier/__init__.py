@@ -18,11 +18,13 @@ from kvtier.errors import (
     DeniedError,
     ExpiredError,
     ForkedError,
+    FrozenError,
     IdentityMismatchError,
     IncompatibleError,
     InvalidError,
     KvtierError,
     LostError,
+    MovedError,
     NoSpaceError,
     NotFoundError,
     OverQuotaError,
@@ -33,6 +35,7 @@ from kvtier.errors import (
     ViewsInUseError,
 )
 from kvtier.lease import Lease
+from kvtier.session import MoveProgress, Session, SessionEvent, SessionInfo, close_session, migrate, watch
 from kvtier.ticket import Ticket
 from kvtier.words import (
     ItemOutcome,
@@ -62,6 +65,7 @@ __all__ = [
     "DeniedError",
     "ExpiredError",
     "ForkedError",
+    "FrozenError",
     "IdentityMismatchError",
     "IncompatibleError",
     "InvalidError",
@@ -71,6 +75,8 @@ __all__ = [
     "Lease",
     "LostError",
     "Mode",
+    "MoveProgress",
+    "MovedError",
     "Namespace",
     "NoSpaceError",
     "NotFoundError",
@@ -79,6 +85,9 @@ __all__ = [
     "Prefix",
     "Reason",
     "Retention",
+    "Session",
+    "SessionEvent",
+    "SessionInfo",
     "Shortfall",
     "StorageError",
     "Ticket",
@@ -88,4 +97,7 @@ __all__ = [
     "UnknownNamespaceError",
     "ViewsInUseError",
     "WriteOutcome",
+    "close_session",
+    "migrate",
+    "watch",
 ]
