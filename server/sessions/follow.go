@@ -153,7 +153,6 @@ func (m *Manager) look() {
 		case <-m.ctx.Done():
 			return
 		case now := <-tick.C:
-			m.caughtUp()
 			m.takeOverIncoming()
 			m.endStrays(now)
 			if now.Sub(expired) >= expireEvery {

@@ -66,7 +66,8 @@ type Manager struct {
 	cluster *cluster.Node
 	tier    *tier.Hierarchy
 
-	caught  atomic.Bool // the replica has applied all of its log, with a leader
+	readTo  uint64      // last entry of the replica's log at Start
+	caught  atomic.Bool // the replica has applied that one, with a leader
 	moves   moves
 	counts  counts
 	touches chan struct{} // bounds touch
@@ -139,6 +140,8 @@ func New(cfg Config) *Manager {
 // tiers of the node. It is called once.
 func (m *Manager) Start(c *cluster.Node, h *tier.Hierarchy) {
 	m.cluster, m.tier = c, h
+	st := m.directory().Status()
+	m.readTo = st.Applied + st.Behind
 	close(m.started)
 	// Owner: the Manager. Exit: Close.
 	m.loops.Go(m.follow)
@@ -258,14 +261,13 @@ func (m *Manager) absent(full string) error {
 	return notFound(full)
 }
 
-// caughtUp reports whether the replica has applied all of its log at some time since the
-// start.
+// caughtUp reports whether the replica has applied all of the log that it had at Start.
 func (m *Manager) caughtUp() bool {
 	if m.caught.Load() {
 		return true
 	}
 	st := m.directory().Status()
-	if st.HasLeader && st.Behind == 0 {
+	if st.HasLeader && st.Applied >= m.readTo {
 		m.caught.Store(true)
 	}
 	return m.caught.Load()
