@@ -5,6 +5,14 @@ import "math/bits"
 // AllParts is the set of all parts of the layout.
 func (l *Layout) AllParts() PartSet { return AllParts(len(l.Parts)) }
 
+// BytesOf is the bytes of one page of each of these parts, which are in the layout.
+func (l *Layout) BytesOf(parts PartSet) (bytes uint64) {
+	for ; parts != 0; parts &= parts - 1 {
+		bytes += l.Parts[bits.TrailingZeros64(uint64(parts))].PageBytes
+	}
+	return bytes
+}
+
 // PartsOfRanks is the set of the parts that any of the ranks reads. No ranks:
 // all parts.
 func (l *Layout) PartsOfRanks(ranks []uint32) PartSet {

@@ -106,7 +106,7 @@ func (n *node) knownNodes() map[placement.NodeID]*kvtierv1.NodeStatus {
 	d.Read(func(s *directory.State) {
 		for _, x := range s.Nodes() {
 			out[x.ID] = &kvtierv1.NodeStatus{
-				Node: x.ID[:], Name: x.Name, Incarnation: uint64(x.Incarnation), State: stateName(x.State), Since: timestamppb.New(time.UnixMilli(x.SinceMillis)),
+				Node: x.ID[:], Name: x.Name, Incarnation: uint64(x.Incarnation), State: directory.StateName(x.State), Since: timestamppb.New(time.UnixMilli(x.SinceMillis)),
 				PeerAddress: x.PeerAddress, RpcAddress: x.RPCAddress, Claims: uint64(x.Claims),
 			}
 		}
@@ -136,21 +136,6 @@ func (n *node) knownNodes() map[placement.NodeID]*kvtierv1.NodeStatus {
 		}
 	}
 	return out
-}
-
-func stateName(s kvtierv1.NodeState) string {
-	switch s {
-	case kvtierv1.NodeState_NODE_STATE_UP:
-		return "up"
-	case kvtierv1.NodeState_NODE_STATE_DOWN:
-		return "down"
-	case kvtierv1.NodeState_NODE_STATE_DRAINING:
-		return "draining"
-	case kvtierv1.NodeState_NODE_STATE_LEFT:
-		return "left"
-	default:
-		return "unknown"
-	}
 }
 
 // askTiers asks the other nodes how their tiers are.

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 
@@ -184,18 +183,10 @@ func (n *Node) answerPull(ctx context.Context, from placement.NodeID, argument [
 	}
 	for i, r := range a.GetReasons() {
 		if r == 0 {
-			a.Bytes += bytesOf(ns, ns.Layout.PagesAt(int(at[i]), parts)&^before[i])
+			a.Bytes += ns.Layout.BytesOf(ns.Layout.PagesAt(int(at[i]), parts) &^ before[i])
 		}
 	}
 	return proto.Marshal(a)
-}
-
-// bytesOf is the bytes of some pages of a block.
-func bytesOf(ns *paging.Namespace, parts paging.PartSet) (bytes uint64) {
-	for ; parts != 0; parts &= parts - 1 {
-		bytes += ns.Layout.Parts[bits.TrailingZeros64(uint64(parts))].PageBytes
-	}
-	return bytes
 }
 
 // expectations are holders that told of themselves what the directory may not know yet.

@@ -372,20 +372,6 @@ func takes(n *Node) bool {
 	return n.State != kvtierv1.NodeState_NODE_STATE_DRAINING && n.Withdrawal == kvtierv1.Withdrawal_WITHDRAWAL_UNSPECIFIED
 }
 
-// nodeWord names what becomes of a node, for the audit trail.
-func nodeWord(state kvtierv1.NodeState) string {
-	switch state {
-	case kvtierv1.NodeState_NODE_STATE_UP:
-		return "node up"
-	case kvtierv1.NodeState_NODE_STATE_DOWN:
-		return "node down"
-	case kvtierv1.NodeState_NODE_STATE_DRAINING:
-		return "node draining"
-	default:
-		return "node left"
-	}
-}
-
 // NodeWithdrawn reports whether an operator takes a node out, and whether it has left
 // by that.
 func (s *State) NodeWithdrawn(id placement.NodeID) (withdrawn, drained bool) {

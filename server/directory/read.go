@@ -91,3 +91,19 @@ func (s *State) Claims() int64 { return s.claims.count }
 
 // NowMillis is the clock of the state machine: the greatest time in any command.
 func (s *State) NowMillis() int64 { return s.nowMillis }
+
+// StateName is the word that people use for a node's state.
+func StateName(s kvtierv1.NodeState) string {
+	switch s {
+	case kvtierv1.NodeState_NODE_STATE_UP:
+		return "up"
+	case kvtierv1.NodeState_NODE_STATE_DOWN:
+		return "down"
+	case kvtierv1.NodeState_NODE_STATE_DRAINING:
+		return "draining"
+	case kvtierv1.NodeState_NODE_STATE_LEFT:
+		return "left"
+	default:
+		return "unknown"
+	}
+}

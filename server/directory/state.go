@@ -206,7 +206,7 @@ func (s *State) joinNode(c *kvtierv1.JoinNode) Result {
 
 func (s *State) enter(n *Node, state kvtierv1.NodeState) {
 	if n.State != state {
-		s.audit(byCluster, nodeWord(state), s.nameOf(n.ID[:]), "")
+		s.audit(byCluster, "node "+StateName(state), s.nameOf(n.ID[:]), "")
 		n.State, n.SinceMillis = state, s.nowMillis
 	}
 }

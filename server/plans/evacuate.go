@@ -38,7 +38,7 @@ type evacuation struct {
 	plan    []byte
 	attempt uint32
 	query   *kvtierv1.EvacuateQuery
-	pace    *pace
+	pace    *cluster.Pace
 	cancel  context.CancelFunc
 	ended   chan struct{}
 
@@ -89,7 +89,7 @@ func (r *Runner) evacuation(ctx context.Context, q *kvtierv1.EvacuateQuery) (*ev
 		return r.mu.job, nil
 	}
 	job = &evacuation{
-		r: r, plan: q.GetPlan(), attempt: q.GetAttempt(), query: q, pace: newPace(q.GetBytesPerSecond()), ended: make(chan struct{}),
+		r: r, plan: q.GetPlan(), attempt: q.GetAttempt(), query: q, pace: cluster.NewPace(int64(q.GetBytesPerSecond())), ended: make(chan struct{}),
 		answer: &kvtierv1.EvacuateAnswer{}, sent: map[placement.NodeID]int64{},
 	}
 	run, cancel := context.WithCancel(r.ctx)
@@ -215,7 +215,7 @@ func calls(h *holdings, todo []soleBlock, most int64) (out []call) {
 // pass copies blocks, and returns how many arrived and why others did not.
 func (e *evacuation) pass(ctx context.Context, todo []soleBlock, h *holdings) (copied int, why string) {
 	var arrived []soleBlock
-	for _, c := range calls(h, todo, e.pace.step(maxPushBytes)) {
+	for _, c := range calls(h, todo, e.pace.Step(maxPushBytes)) {
 		if !e.wanted() {
 			break
 		}
@@ -224,7 +224,7 @@ func (e *evacuation) pass(ctx context.Context, todo []soleBlock, h *holdings) (c
 			why = problem
 		}
 		arrived = append(arrived, got...)
-		if e.pace.wait(ctx, sent) != nil {
+		if e.pace.Wait(ctx, sent) != nil {
 			break
 		}
 	}

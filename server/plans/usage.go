@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -144,19 +143,11 @@ func (h *holdings) lacking(blocks []tier.HeldBlock) (out []soleBlock) {
 				}
 			}
 			if parts != 0 {
-				out = append(out, soleBlock{b.ID, parts, b.Used, b.Position, bytesOf(ns, ns.Layout.PagesAt(int(b.Position), parts))})
+				out = append(out, soleBlock{b.ID, parts, b.Used, b.Position, int64(ns.Layout.BytesOf(ns.Layout.PagesAt(int(b.Position), parts)))})
 			}
 		}
 	})
 	return out
-}
-
-// bytesOf is the bytes of some pages of a block.
-func bytesOf(ns *paging.Namespace, parts paging.PartSet) (n int64) {
-	for ; parts != 0; parts &= parts - 1 {
-		n += int64(ns.Layout.Parts[bits.TrailingZeros64(uint64(parts))].PageBytes) //nolint:gosec // a page fits memory
-	}
-	return n
 }
 
 // answerUsage tells what a planner needs to know of this node.

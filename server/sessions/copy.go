@@ -3,7 +3,6 @@ package sessions
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -12,54 +11,6 @@ import (
 	"github.com/kvtier/kvtier/server/migrate"
 	"github.com/kvtier/kvtier/tier"
 )
-
-func sortRows(rows []int) { slices.Sort(rows) }
-
-// pace holds a rate: who is to send so many bytes waits until they may go. Safe for
-// concurrent use; nil: no limit.
-type pace struct {
-	bytesPerSecond float64
-	mu             sync.Mutex
-	next           time.Time // when the bytes so far have gone
-}
-
-func newPace(bytesPerSecond int64) *pace {
-	if bytesPerSecond <= 0 {
-		return nil
-	}
-	return &pace{bytesPerSecond: float64(bytesPerSecond)}
-}
-
-// step is how many bytes go at once: so few that the rate holds within a tenth of a
-// second.
-func (p *pace) step() int64 {
-	if p == nil {
-		return pushBytes
-	}
-	return min(pushBytes, int64(p.bytesPerSecond/10)+1)
-}
-
-func (p *pace) wait(ctx context.Context, bytes int64) error {
-	if p == nil {
-		return ctx.Err()
-	}
-	p.mu.Lock()
-	now := time.Now()
-	if p.next.Before(now) {
-		p.next = now
-	}
-	at := p.next
-	p.next = p.next.Add(time.Duration(float64(bytes) / p.bytesPerSecond * float64(time.Second)))
-	p.mu.Unlock()
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
 
 // batch is what one call copies: blocks of which the same parts are lacking.
 type batch struct {
@@ -71,7 +22,7 @@ type batch struct {
 // batches cuts what is lacking into calls, the newest blocks last.
 func batches(ns *paging.Namespace, l *lack, most int64) (out []batch) {
 	for _, i := range l.rows {
-		bytes := int64(bytesOf(ns, l.parts[i]))
+		bytes := int64(ns.Layout.BytesOf(l.parts[i])) //nolint:gosec // a page fits memory
 		n := len(out) - 1
 		if n < 0 || out[n].parts != l.parts[i] || out[n].bytes+bytes > most || len(out[n].blocks) >= pushBlocks {
 			out = append(out, batch{parts: l.parts[i]})
@@ -133,8 +84,8 @@ func (v *move) push(ctx context.Context, l *lack) (sent int64, err error) {
 	var mu sync.Mutex
 	var calls sync.WaitGroup
 	slots := make(chan struct{}, pushesAhead)
-	for _, b := range batches(ns, l, min(v.pace.step(), m.moves.pace.step())) {
-		if v.pace.wait(ctx, b.bytes) != nil || m.moves.pace.wait(ctx, b.bytes) != nil {
+	for _, b := range batches(ns, l, min(v.pace.Step(pushBytes), m.moves.pace.Step(pushBytes))) {
+		if v.pace.Wait(ctx, b.bytes) != nil || m.moves.pace.Wait(ctx, b.bytes) != nil {
 			break
 		}
 		slots <- struct{}{} // whoever has it ends within pushWithin

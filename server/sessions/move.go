@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,7 +38,7 @@ type move struct {
 	id    placement.MoveID
 	to    placement.NodeID
 	opts  moveOptions
-	pace  *pace
+	pace  *cluster.Pace
 	stray bool // of an earlier run or a late command: it is to be ended, and nobody asks how
 
 	changed chan struct{} // has a token after the record changed
@@ -60,7 +61,7 @@ type move struct {
 
 func newMove(m *Manager, full string, to placement.NodeID, o moveOptions) *move {
 	v := &move{
-		m: m, full: full, to: to, opts: o, pace: newPace(o.rate), changed: make(chan struct{}, 1), events: make(chan migrate.Event, 16), cancel: make(chan string, 1), over: make(chan struct{}),
+		m: m, full: full, to: to, opts: o, pace: cluster.NewPace(o.rate), changed: make(chan struct{}, 1), events: make(chan migrate.Event, 16), cancel: make(chan string, 1), over: make(chan struct{}),
 		progress: &kvtierv1.MoveProgress{State: "waiting"},
 	}
 	_, _ = rand.Read(v.id[:]) // never fails
@@ -135,7 +136,7 @@ func (v *move) run(machine migrate.Machine, actions []migrate.Action) {
 // clock is a tick, or that the target cannot be one any more.
 func (v *move) clock(tick migrate.Event) migrate.Event {
 	if rec, ok := v.m.node(v.to); !ok || rec.State != kvtierv1.NodeState_NODE_STATE_UP {
-		return migrate.Event{Kind: migrate.TargetUnfit, Text: "is recorded as " + stateWord(rec.State)}
+		return migrate.Event{Kind: migrate.TargetUnfit, Text: "is recorded as " + directory.StateName(rec.State)}
 	}
 	return tick
 }
@@ -306,10 +307,10 @@ func (m *Manager) lacking(ctx context.Context, ns *paging.Namespace, names []pag
 		}
 	}
 	if len(absent) > 0 {
-		sortRows(l.rows)
+		slices.Sort(l.rows)
 	}
 	for _, i := range l.rows {
-		l.bytes += int64(bytesOf(ns, l.parts[i]))
+		l.bytes += int64(ns.Layout.BytesOf(l.parts[i])) //nolint:gosec // a page fits memory
 	}
 	return l, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvtier/kvtier/paging"
 	kvtierv1 "github.com/kvtier/kvtier/proto/kvtier/v1"
+	"github.com/kvtier/kvtier/server/cluster"
 	"github.com/kvtier/kvtier/server/directory"
 	"github.com/kvtier/kvtier/server/migrate"
 	"github.com/kvtier/kvtier/server/placement"
@@ -34,7 +35,7 @@ const (
 // moves are the moves of the sessions that this node owns.
 type moves struct {
 	slots chan struct{} // of those that run at a time
-	pace  *pace         // of all together
+	pace  *cluster.Pace // of all together
 	wg    sync.WaitGroup
 
 	mu      sync.Mutex
@@ -47,7 +48,7 @@ type moves struct {
 }
 
 func (v *moves) init(most int, bytesPerSecond int64) {
-	v.slots, v.pace = make(chan struct{}, most), newPace(bytesPerSecond)
+	v.slots, v.pace = make(chan struct{}, most), cluster.NewPace(bytesPerSecond)
 	v.running, v.ended, v.speeds = map[string]*move{}, map[string]*kvtierv1.MoveProgress{}, map[placement.NodeID]float64{}
 }
 
@@ -342,7 +343,7 @@ func (m *Manager) migrateHere(ctx context.Context, full string, q *kvtierv1.Migr
 	case to == m.cfg.Self:
 		return nil, fmt.Errorf("session %q is at node %s already: %w", name, rec.Name, paging.ErrInvalid)
 	case rec.State != kvtierv1.NodeState_NODE_STATE_UP:
-		return nil, fmt.Errorf("node %s takes no sessions: it is recorded as %s: %w", rec.Name, stateWord(rec.State), paging.ErrNoSpace)
+		return nil, fmt.Errorf("node %s takes no sessions: it is recorded as %s: %w", rec.Name, directory.StateName(rec.State), paging.ErrNoSpace)
 	}
 	x := m.record(full)
 	if x == nil {
@@ -359,20 +360,6 @@ func (m *Manager) migrateHere(ctx context.Context, full string, q *kvtierv1.Migr
 		}
 	}
 	return &kvtierv1.MigrateSessionResponse{Message: &kvtierv1.MigrateSessionResponse_Plan{Plan: plan}}, nil
-}
-
-func stateWord(s kvtierv1.NodeState) string {
-	switch s {
-	case kvtierv1.NodeState_NODE_STATE_UP:
-		return "up"
-	case kvtierv1.NodeState_NODE_STATE_DOWN:
-		return "down"
-	case kvtierv1.NodeState_NODE_STATE_DRAINING:
-		return "draining"
-	case kvtierv1.NodeState_NODE_STATE_LEFT:
-		return "left"
-	}
-	return "unknown"
 }
 
 // planMove tells what a move would take.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -178,7 +177,7 @@ func (m *Manager) usage(ns paging.NamespaceID, names []paging.BlockName) *kvtier
 			amounts[kind] = a
 		}
 		a.Blocks++
-		a.Bytes += bytesOf(layout, parts)
+		a.Bytes += layout.Layout.BytesOf(parts)
 	})
 	for _, kind := range []tier.Kind{tier.HBM, tier.RAM, tier.NVMe} {
 		if a := amounts[kind]; a != nil {
@@ -186,13 +185,6 @@ func (m *Manager) usage(ns paging.NamespaceID, names []paging.BlockName) *kvtier
 		}
 	}
 	return u
-}
-
-func bytesOf(ns *paging.Namespace, parts paging.PartSet) (n uint64) {
-	for ; parts != 0; parts &= parts - 1 {
-		n += ns.Layout.Parts[bits.TrailingZeros64(uint64(parts))].PageBytes
-	}
-	return n
 }
 
 // runs tells where the blocks of a session are, over the cluster.

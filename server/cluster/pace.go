@@ -1,4 +1,4 @@
-package plans
+package cluster
 
 import (
 	"context"
@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// pace holds a rate: a bucket that is empty at the start, so that no burst goes above
-// the rate, however short the run. nil: no limit. Safe for concurrent use.
-type pace struct {
+// Pace holds a rate of bytes that are copied to other nodes: a bucket that is empty at
+// the start, so that no burst goes above the rate, however short the run. nil: no limit.
+// Safe for concurrent use.
+type Pace struct {
 	bytesPerSecond float64
 	mu             sync.Mutex
 	next           time.Time // when the bytes so far have gone
@@ -17,23 +18,25 @@ type pace struct {
 // catchUp is for how long a rate that was not reached is made up for.
 const catchUp = time.Second
 
-func newPace(bytesPerSecond uint64) *pace {
-	if bytesPerSecond == 0 {
+// NewPace returns a Pace of so many bytes a second; nil for 0 and less.
+func NewPace(bytesPerSecond int64) *Pace {
+	if bytesPerSecond <= 0 {
 		return nil
 	}
-	return &pace{bytesPerSecond: float64(bytesPerSecond)}
+	return &Pace{bytesPerSecond: float64(bytesPerSecond)}
 }
 
-// step is how many bytes go at once: a tenth of a second's.
-func (p *pace) step(most int64) int64 {
+// Step is how many bytes go at once: a tenth of a second's, at most most.
+func (p *Pace) Step(most int64) int64 {
 	if p == nil {
 		return most
 	}
 	return max(1, min(most, int64(p.bytesPerSecond/10)))
 }
 
-// wait waits until so many bytes may have gone, those of earlier calls before them.
-func (p *pace) wait(ctx context.Context, bytes int64) error {
+// Wait waits until so many bytes may have gone, those of earlier calls before them. The
+// error is that of ctx.
+func (p *Pace) Wait(ctx context.Context, bytes int64) error {
 	if p == nil || bytes <= 0 {
 		return ctx.Err()
 	}
