@@ -108,7 +108,7 @@ func (m *Manager) create(ctx context.Context, full string, ns paging.NamespaceID
 			_, err = m.await(ctx, full, func(x *directory.Session) bool { return x != nil })
 			return err
 		case directory.Full:
-			return fmt.Errorf("session %q: the tenant has %d sessions, the most that it may: close some, or let them end by their time: %w", r.GetSession(), m.cfg.MaxPerTenant, paging.ErrOverQuota)
+			return m.noMore(r.GetSession())
 		case directory.Unknown: // the namespace, or this node, is not in the directory yet
 			if !told {
 				m.cluster.Announce(known)
@@ -122,6 +122,14 @@ func (m *Manager) create(ctx context.Context, full string, ns paging.NamespaceID
 			return err
 		}
 	}
+}
+
+// noMore says why the directory takes no further session of this node.
+func (m *Manager) noMore(session string) error {
+	if rec, ok := m.node(m.cfg.Self); ok && rec.Withdrawn() {
+		return fmt.Errorf("session %q: node %s is being drained and takes no sessions: open it at another node (kvtier nodes), or kvtier undrain %s: %w", session, rec.Name, rec.Name, paging.ErrUnavailable)
+	}
+	return fmt.Errorf("session %q: the tenant has %d sessions, the most that it may: close some, or let them end by their time: %w", session, m.cfg.MaxPerTenant, paging.ErrOverQuota)
 }
 
 // openHere opens a session again that this node owns.
@@ -338,7 +346,7 @@ func (m *Manager) openFork(ctx context.Context, x *directory.Session, r *kvtierv
 	result, err := m.propose(ctx, fork, m.cfg.Self, 0, &kvtierv1.SessionCommand{Change: &kvtierv1.SessionCommand_Open{Open: &kvtierv1.OpenSession{
 		NamespaceId: x.GetNamespaceId(), Retention: retention, Parent: x.GetSession(), Chain: chainOf(c.End()), MaxSessions: uint32(m.cfg.MaxPerTenant)}}})
 	if result == directory.Full {
-		return nil, fmt.Errorf("session %q: the tenant has %d sessions, the most that it may: %w", r.GetFork(), m.cfg.MaxPerTenant, paging.ErrOverQuota)
+		return nil, m.noMore(r.GetFork())
 	} else if err != nil {
 		return nil, err
 	}
