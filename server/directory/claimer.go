@@ -45,6 +45,7 @@ const (
 	proposeFor   = 10 * time.Second
 	lookEvery    = 2 * time.Second // at this node's own record
 	catchUpEvery = 5 * time.Millisecond
+	gapPatience  = time.Second // for the replica to show what this node sent, where it may never
 )
 
 // Claimer keeps the directory's claims of this node equal to its inventory. One
@@ -367,7 +368,7 @@ func (c *Claimer) reconcile() error {
 	})
 	var differ []int
 	for i := range ours {
-		if ours[i] != theirs[i] {
+		if theirs == nil || ours[i] != theirs[i] {
 			differ = append(differ, i)
 		}
 	}
@@ -385,20 +386,26 @@ func (c *Claimer) reconcile() error {
 
 // catchUp waits until the local replica has applied all that this node sent, and
 // returns its digests. A record with a later sequence is one that was removed since:
-// the replica has not heard of that yet.
+// the replica has not heard of that yet. nil: the record has a gap, and does not come to
+// what was sent: it is an older one that somebody restored, or the replica stays behind,
+// so that nothing can be said of any bucket.
 func (c *Claimer) catchUp() (*[bucketCount]uint64, error) {
 	tick := time.NewTicker(catchUpEvery)
 	defer tick.Stop()
-	deadline := time.Now().Add(proposeFor)
-	for time.Now().Before(deadline) {
+	begun := time.Now()
+	for time.Since(begun) < proposeFor {
 		var digests *[bucketCount]uint64
+		gap := false
 		c.cfg.Directory.Read(func(s *State) {
 			n := s.nodes[c.self]
-			if n != nil && uint64(n.Incarnation) == c.cfg.Self.GetIncarnation() && (n.Sequence == c.sequence || c.gapped && n.Gap) {
+			if n == nil || uint64(n.Incarnation) != c.cfg.Self.GetIncarnation() {
+				return
+			}
+			if gap = n.Gap; n.Sequence == c.sequence {
 				digests, _ = s.Digests(c.self)
 			}
 		})
-		if digests != nil {
+		if digests != nil || c.gapped && gap && time.Since(begun) >= gapPatience {
 			return digests, nil
 		}
 		select {

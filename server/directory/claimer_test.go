@@ -160,3 +160,43 @@ func TestOlderStartIsRefused(t *testing.T) {
 		w.follows(t, nodeID(1), s, 10*time.Second)
 	})
 }
+
+// Claims that were dropped while a batch of the node was on its way are not compared
+// with a replica that has not applied that batch: what it brings would be taken for
+// absent, and stay. Where the batch never shows, nothing is taken for equal.
+func TestComparingWaitsForWhatWasSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newCluster(t, 1)
+		id, other := nodeID(1), nodeID(9)
+		batch := func(sequence uint64, k placement.BlockKey) {
+			w.propose(t, id, &kvtierv1.DirectoryCommand{Command: &kvtierv1.DirectoryCommand_ClaimBatch{ClaimBatch: &kvtierv1.ClaimBatch{
+				Node: other[:], Incarnation: 1, Sequence: sequence, Changes: AppendChange(nil, k, 1)}}}, 5*time.Second)
+		}
+		self := &kvtierv1.JoinNode{Node: other[:], Incarnation: 1}
+		w.propose(t, id, &kvtierv1.DirectoryCommand{Command: &kvtierv1.DirectoryCommand_JoinNode{JoinNode: self}}, 5*time.Second)
+		r := rand.New(rand.NewPCG(1, 1))
+		batch(1, randomKey(r, 1000))
+		w.propose(t, id, &kvtierv1.DirectoryCommand{Command: &kvtierv1.DirectoryCommand_SetNodeState{SetNodeState: &kvtierv1.SetNodeState{
+			Node: other[:], Incarnation: 1, State: kvtierv1.NodeState_NODE_STATE_DOWN}}}, 5*time.Second)
+		w.propose(t, id, &kvtierv1.DirectoryCommand{Command: &kvtierv1.DirectoryCommand_DropClaims{DropClaims: &kvtierv1.DropClaims{
+			Node: other[:], Incarnation: 1, ToShard: Shards}}}, 5*time.Second)
+
+		c := &Claimer{cfg: ClaimerConfig{Directory: w.node(id), Self: self}, self: other, ctx: t.Context(), joined: true, sequence: 2, gapped: true}
+		late := randomKey(r, 1000)
+		var way sync.WaitGroup
+		way.Go(func() {
+			time.Sleep(gapPatience / 2)
+			batch(2, late)
+		})
+		digests, err := c.catchUp()
+		way.Wait()
+		_, want := ClaimDigest(late, 1)
+		if err != nil || digests == nil || digests[bucketOf(late)] != want {
+			t.Errorf("digests without the batch that was on its way: %v", err)
+		}
+		c.sequence = 7 // of a record that somebody restored to before it
+		if digests, err := c.catchUp(); err != nil || digests != nil {
+			t.Errorf("digests of a record that never comes to what was sent: %v", err)
+		}
+	})
+}
